@@ -1,0 +1,183 @@
+"""The command line: `python -m cleanroom VERB`, which the nox sessions call."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from cleanroom import build as building
+from cleanroom import render as rendering
+from cleanroom import resolve as resolving
+from cleanroom.clean import clean
+from cleanroom.console import Console
+from cleanroom.doctor import doctor
+from cleanroom.envs import Envs, load_envs
+from cleanroom.errors import CleanroomError, DiskFull, Interrupted
+from cleanroom.fetch import fetch
+from cleanroom.lock import dump_lock, lock_path, read_lock, write_lock
+from cleanroom.project import REPOSITORY, Project
+from cleanroom.store import Store
+from cleanroom.summary import summarise
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, dispatch, and turn every failure a user can cause into a message and an exit code."""
+    options = parser().parse_args(arguments)
+    console = Console(json=options.json)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return int(options.verb(options, console))
+    except CleanroomError as error:
+        console.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        error = Interrupted("Interrupted.", means="Finished work is kept.", next_step="Type the same command to go on.")
+        console.error(error)
+        return error.exit_code
+    except BrokenPipeError:
+        return 141  # what a shell reports for a reader that left
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        full = DiskFull(f"No space left: {error}.", means="Nothing half-written was kept.", next_step="nox -s clean, or free space")
+        console.error(full)
+        return full.exit_code
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs and their options."""
+    top = argparse.ArgumentParser(prog="cleanroom", description="Reproducible build environments for DeepInfer.")
+    top.add_argument("--project", type=Path, default=REPOSITORY, help="the folder that holds envs/ and lockfiles/")
+    verbs = top.add_subparsers(required=True, metavar="VERB")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+
+    def verb(name: str, run: Callable[[argparse.Namespace, Console], int], text: str) -> argparse.ArgumentParser:
+        command = verbs.add_parser(name, parents=[common], help=text, description=text)
+        command.set_defaults(verb=run)
+        return command
+
+    lock = verb("lock", lock_verb, "Resolve every input of targets and write their locks")
+    lock.add_argument("targets", nargs="*", metavar="TARGET")
+    lock.add_argument("--base", help="only this base")
+    lock.add_argument("--check", action="store_true", help="write nothing; fail where a lock is missing, stale or edited")
+    fetch_ = verb("fetch", fetch_verb, "Bring every locked input of a target into the store")
+    fetch_.add_argument("target")
+    fetch_.add_argument("--base")
+    render = verb("render", render_verb, "Render the Dockerfiles of targets")
+    render.add_argument("targets", nargs="*", metavar="TARGET")
+    render.add_argument("--check", action="store_true", help="write nothing; fail where a committed file has drifted")
+    build = verb("build", build_verb, "Build a target in clean containers: wheels, image, record")
+    build.add_argument("target")
+    build.add_argument("--base")
+    build.add_argument("--component", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    build.add_argument("--keep-going", action="store_true", help="build what can be built when a component fails")
+    build.add_argument("--jobs", type=positive, metavar="N", help="compilers at once, over all components")
+    build.add_argument("--no-image", action="store_true", help="wheels only: no image, no probe")
+    verb("doctor", doctor_verb, "Say whether this machine can build, and what is missing")
+    tidy = verb("clean", clean_verb, "Remove engine state and scratch; keep fetched inputs")
+    tidy.add_argument("--store", action="store_true", help="also remove every fetched input")
+    return top
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
+def pairs(envs: Envs, targets: Sequence[str], base: str | None) -> list[tuple[str, str]]:
+    """The (target, base) names that a command line means: all of them where it names none."""
+    chosen = [envs.target(name) for name in targets] or list(envs.targets.values())
+    if base is not None:
+        envs.base(base)
+    return [(t.name, b) for t in chosen for b in t.bases if base in (None, b)]
+
+
+def lock_verb(options: argparse.Namespace, console: Console) -> int:
+    project = Project(options.project)
+    names = [name for name in options.targets if name != "engine"]
+    envs = load_envs(project.envs_dir)
+    wanted = pairs(envs, names, options.base) if names or not options.targets else []
+    for target, base in wanted:
+        path = lock_path(project.root, f"{target}-{base}")
+        if options.check:
+            read_lock(path, inputs=envs.inputs_checksum(target, base))
+            console.info(f"{path.name} is current")
+            continue
+        lock = resolving.resolve(envs, envs.target(target), envs.base(base), project, Store.default(), console)
+        changed = not path.exists() or path.read_text() != dump_lock(lock)
+        write_lock(path, lock)
+        console.info(f"{path.name}: {len(lock.entries)} entries, {'written' if changed else 'unchanged'}")
+    if "engine" in options.targets and not options.check:
+        write_lock(lock_path(REPOSITORY, "engine"), resolving.resolve_engine(console))
+        console.info("engine.lock: written")
+    return 0
+
+
+def fetch_verb(options: argparse.Namespace, console: Console) -> int:
+    project = Project(options.project)
+    envs = load_envs(project.envs_dir)
+    target = envs.target(options.target)
+    base = options.base or target.bases[0]
+    lock = read_lock(lock_path(project.root, f"{target.name}-{base}"), inputs=envs.inputs_checksum(target.name, base))
+    store = Store.default()
+    for each in (lock, read_lock(lock_path(REPOSITORY, "engine"))):
+        console.result({"lock": each.name, **vars_of(fetch(each, store, console, project=project))})
+    return 0
+
+
+def vars_of(summary: object) -> dict[str, object]:
+    return {name: getattr(summary, name) for name in getattr(summary, "__dataclass_fields__", {})}
+
+
+def render_verb(options: argparse.Namespace, console: Console) -> int:
+    project = Project(options.project)
+    envs = load_envs(project.envs_dir)
+    for target, base in pairs(envs, options.targets, None):
+        lock = read_lock(lock_path(project.root, f"{target}-{base}"), inputs=envs.inputs_checksum(target, base))
+        rendered = rendering.render(envs, envs.target(target), envs.base(base), lock)
+        folder = project.dockerfiles_dir / rendered.name
+        if options.check:
+            rendering.check(rendered, folder)
+            console.info(f"{rendered.name}: as rendered")
+        else:
+            changed = rendering.write(rendered, folder)
+            console.info(f"{rendered.name}: {', '.join(changed) if changed else 'unchanged'}")
+    return 0
+
+
+def build_verb(options: argparse.Namespace, console: Console) -> int:
+    project = Project(options.project)
+    envs = load_envs(project.envs_dir)
+    job = building.prepare(project, envs, options.target, options.base)
+    chosen = building.Options(tuple(options.component), options.keep_going, options.jobs, not options.no_image)
+    record = building.build(job, chosen, Store.default(), console)
+    summarise(record, console, out=job.out)
+    building.raise_for(record)
+    return 0
+
+
+def doctor_verb(options: argparse.Namespace, console: Console) -> int:
+    return doctor(Project(options.project), Store.default(), console)
+
+
+def clean_verb(options: argparse.Namespace, console: Console) -> int:
+    clean(Store.default(), console, inputs_too=options.store)
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())

@@ -1,0 +1,555 @@
+"""Everything under envs/: targets, components, bases, and the table of architectures, toolkits and torch releases.
+
+The loader is strict and complete: every mistake of every file is reported in one error, with file, line, key, value and
+what is allowed, so that a port author corrects a new target in one go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar, cast, get_args
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from cleanroom.arch import Arch
+from cleanroom.arch_table import (
+    RELEASE,
+    Capability,
+    Table,
+    ToolkitRelease,
+    read_table,
+    release,
+)
+from cleanroom.base import Base
+from cleanroom.component import (
+    ArchitectureRule,
+    Component,
+    MissingModule,
+    Provided,
+    Source,
+    Substitution,
+    Variable,
+)
+from cleanroom.errors import ArchError, EnvsError, UnknownName
+from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_bytes, read_item
+from cleanroom.target import Override, Prerequisite, Selection, Status, Target, Toolkit
+
+PLACEHOLDERS = ("nvcc_threads", "sm_list", "torch_arch_list", "version")
+"""What an environment value or a replacement may contain in braces; render.py and the build fill them in."""
+
+PLATFORMS = ("linux/amd64", "linux/arm64")
+VENDORS = ("ascend", "nvidia")
+DECIDED = ("build", "nowhere", "run-time")
+PREREQUISITE_KINDS = ("gcc", "os", "outside", "python", "toolkit")
+RESERVED = ("engine",)
+"""engine.lock is the embedded engine's, so no target may have its name."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME_SAYS = "lower-case letters, digits and _ (no hyphen: locks and folders are called TARGET-BASE)"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+)*")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_DEBIAN = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Envs:
+    """All that envs/ defines. `files` holds the bytes that were read, by path relative to the folder."""
+
+    folder: Path
+    targets: Mapping[str, Target]
+    components: Mapping[str, Component]
+    bases: Mapping[str, Base]
+    table: Table
+    files: Mapping[str, bytes]
+
+    @property
+    def architectures(self) -> Mapping[str, Capability]:
+        """The compute capabilities that are known, by name ("10.0")."""
+        return self.table.capabilities
+
+    @property
+    def toolkits(self) -> Mapping[str, ToolkitRelease]:
+        """The CUDA releases that are known, by name ("13.3")."""
+        return self.table.toolkits
+
+    def target(self, name: str) -> Target:
+        """The target called `name`; UnknownName with the nearest one otherwise."""
+        return _lookup("target", name, self.targets)
+
+    def component(self, name: str) -> Component:
+        """The component called `name`; UnknownName with the nearest one otherwise."""
+        return _lookup("component", name, self.components)
+
+    def base(self, name: str) -> Base:
+        """The base called `name`; UnknownName with the nearest one otherwise."""
+        return _lookup("base", name, self.bases)
+
+    def inputs_checksum(self, target_name: str, base_name: str) -> str:
+        """Over the files that a lock is resolved from: the target, its components, the base, the table. "sha256:<hex>"."""
+        target, base = self.target(target_name), self.base(base_name)
+        names = {
+            "architectures.yaml",
+            f"targets/{target.name}.yaml",
+            f"bases/{base.name}.yaml",
+            *(f"components/{s.component}.yaml" for s in target.components),
+        }
+        digest = hashlib.sha256()
+        for name in sorted(names):
+            content = self.files[name]
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        return f"sha256:{digest.hexdigest()}"
+
+
+def _lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name in known:
+        return known[name]
+    raise UnknownName(
+        f"There is no {kind} {name!r}{nearest(name, known)}.",
+        means=f"envs/{kind}s/ defines {listed(known)}.",
+        next_step="use one of these names" + (f", or add envs/{kind}s/{name}.yaml" if _NAME.fullmatch(name) else ""),
+    )
+
+
+def load_envs(envs_dir: Path) -> Envs:
+    """Read everything under `envs_dir`.
+
+    Raises EnvsError with every mistake found, or ArchError where every mistake is about architectures.
+    """
+    if not envs_dir.is_dir():
+        raise EnvsError(
+            f"There is no folder {envs_dir}.",
+            means="A project keeps its targets, components and bases there.",
+            next_step="start from the repository's root, or give --project the folder that holds envs/",
+        )
+    folder = _Folder(envs_dir, _short(envs_dir))
+    table = read_table(envs_dir, folder.label, folder.files, folder.mistakes)
+    bases = folder.read("bases", _base)
+    components = folder.read("components", partial(_component, table=table))
+    targets = folder.read("targets", partial(_target, components=components, bases=bases, table=table))
+    folder.mistakes.raise_if_any(folder.label)
+    return Envs(
+        folder=envs_dir,
+        targets=_present(targets),
+        components=_present(components),
+        bases=_present(bases),
+        table=table,
+        files=folder.files,
+    )
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=_Named)
+
+
+def _present(found: Mapping[str, N | None]) -> dict[str, N]:
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _short(path: Path) -> str:
+    """The folder as a person in the current directory would type it."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(path.resolve().relative_to(Path.cwd().resolve()))
+    return str(path)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """What has been read of an envs folder so far, and what was wrong. `label` names it in messages."""
+
+    path: Path
+    label: str
+    files: dict[str, bytes] = field(default_factory=dict)
+    mistakes: Mistakes = field(default_factory=Mistakes)
+
+    def read(self, kind: str, read: Callable[[Item], N]) -> dict[str, N | None]:
+        """Every file of one kind by name: None for one with mistakes, which is still a name that others may refer to."""
+        found: dict[str, N | None] = {}
+        for path in self._files_of(kind):
+            where = f"{self.label}/{kind}/{path.name}"
+            found[path.stem] = None
+            content = read_bytes(path, where, self.mistakes)
+            item = None if content is None else read_item(where, content, self.mistakes)
+            if content is None or item is None:
+                continue
+            self.files[f"{kind}/{path.name}"] = content
+            before = len(self.mistakes.lines)
+            value = read(item)
+            if not _NAME.fullmatch(path.stem):
+                self.mistakes.add(where, None, "", f"the file name {path.stem!r} is not acceptable; allowed: {_NAME_SAYS}")
+            elif value.name and value.name != path.stem:
+                text = f"{value.name!r} is not the file's name {path.stem!r}; they must be equal"
+                self.mistakes.add(where, item.line_of("name"), "name", text)
+            if len(self.mistakes.lines) == before:
+                found[path.stem] = value
+        if not found:
+            self.mistakes.add(f"{self.label}/{kind}", None, "", "holds no .yaml file")
+        return found
+
+    def _files_of(self, kind: str) -> list[Path]:
+        """The YAML files of one kind, sorted; what looks like one but would be overlooked is a mistake."""
+        try:
+            paths = sorted((self.path / kind).iterdir())
+        except OSError as error:
+            self.mistakes.add(f"{self.label}/{kind}", None, "", f"cannot be read: {error.strerror or error}")
+            return []
+        for path in paths:
+            where = f"{self.label}/{kind}/{path.name}"
+            if path.is_dir() and any(path.glob("*.y*ml")):
+                text = f"files lie directly in {self.label}/{kind}/; what tells them apart is a field such as status"
+                self.mistakes.add(where, None, "", text)
+            elif path.suffix == ".yml":
+                self.mistakes.add(where, None, "", "the file name must end in .yaml, or it would be overlooked")
+        return [p for p in paths if p.suffix == ".yaml" and not p.name.startswith(".") and not p.is_dir()]
+
+
+def _archs(fields: Fields, key: str, table: Table) -> tuple[Arch, ...]:
+    """A list of architectures, each known to the table."""
+    archs = fields.archs(key)
+    for objection in filter(None, map(table.objection, archs)):
+        fields[key].wrong(objection, ArchError)
+    return archs
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _is_requirement(text: str) -> bool:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        return False
+    return True
+
+
+def _is_specifier(text: str) -> bool:
+    try:
+        return len(SpecifierSet(text)) > 0
+    except InvalidSpecifier:
+        return False
+
+
+def _is_pin(text: str) -> bool:
+    """`name==version` and nothing else."""
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[^*,;\s]+", text)) and _is_requirement(text)
+
+
+def _is_inside(text: str) -> bool:
+    """A relative path that stays where it starts."""
+    return not text.startswith(("/", "~")) and "\\" not in text and ".." not in text.split("/")
+
+
+_REQUIREMENT = "a requirement such as numpy or setuptools>=77"
+_PIN = "an exact pin such as nvidia-cuda-nvcc==13.3.73"
+_INSIDE = "a relative path with / and without .."
+_PACKAGE = "a Debian package name"
+
+
+def _is_package(text: str) -> bool:
+    return bool(_DEBIAN.fullmatch(text))
+
+
+# --- bases -----------------------------------------------------------------------------------------------------------
+
+
+def _base(item: Item) -> Base:
+    fields = item.fields(
+        ["name", "title", "kind", "suite", "suites", "python", "gcc", "glibc", "packages"],
+        ["image", "digests", "digest_source"],
+    )
+    kind = fields.choice("kind", ("debian", "image"))
+    for key in ("image", "digests", "digest_source"):
+        if kind == "image" and key not in fields:
+            item.wrong(f"the key {key!r} is missing; a base of kind image needs it")
+        if kind == "debian" and key in fields:
+            fields[key].wrong("belongs to a base of kind image; this one is of kind debian")
+    suite = fields.text("suite")
+    suites = fields.texts("suites", least=1)
+    if suite and suites and suite not in suites:
+        fields["suites"].wrong(f"lacks the base's own suite {suite!r}")
+    numbers = 'numbers in quotes, such as "3.13"'
+    digests = {}
+    for platform, digest in fields.entries("digests"):
+        if platform not in PLATFORMS:
+            digest.wrong(f"the platform {platform!r} is not known{nearest(platform, PLATFORMS)} (allowed: {listed(PLATFORMS)})")
+        digests[platform] = digest.text("sha256: and 64 hexadecimal digits", lambda t: bool(_DIGEST.fullmatch(t)))
+    if "digests" in fields and not digests:
+        fields["digests"].wrong("no digest is given; an image is never taken by its tag alone")
+    return Base(
+        name=fields.text("name"),
+        title=fields.text("title"),
+        kind=cast("Literal['debian', 'image']", kind),
+        suite=suite,
+        suites=suites,
+        python=fields.text("python", numbers, lambda t: bool(RELEASE.fullmatch(t))),
+        gcc=fields.text("gcc", 'numbers in quotes, such as "14"', lambda t: bool(_NUMBERS.fullmatch(t))),
+        glibc=fields.text("glibc", 'numbers in quotes, such as "2.41"', lambda t: bool(RELEASE.fullmatch(t))),
+        packages=fields.texts("packages", _PACKAGE, _is_package),
+        image=fields.text("image"),
+        digests=digests,
+        digest_source=fields.text("digest_source"),
+    )
+
+
+# --- components ------------------------------------------------------------------------------------------------------
+
+
+def _component(item: Item, table: Table) -> Component:
+    fields = item.fields(
+        [
+            *("name", "title", "source", "distribution", "modules", "architecture"),
+            *("system", "python", "environment", "yields", "cost"),
+        ],
+        ["substitute", "provides", "missing_modules"],
+    )
+    system = fields.fields("system", ["build", "run"])
+    python = fields.fields("python", ["build", "requirements"], ["requirements_file"])
+    yields = fields.fields("yields", ["extensions", "contains"])
+    cost = fields.fields("cost", ["memory_per_job_mib", "minutes"])
+    rule = _rule(fields["architecture"], table) if "architecture" in fields else ArchitectureRule("nowhere", "")
+    environment = _variables(fields, "environment")
+    twice = {v.name for v in environment} & {v.name for v in rule.environment}
+    if twice:
+        fields["environment"].wrong(f"{listed(twice)} is also set under architecture.environment; set it in one place")
+    return Component(
+        name=fields.text("name"),
+        title=fields.text("title"),
+        source=_source(fields["source"]) if "source" in fields else Source("pypi", "", ""),
+        distribution=fields.text("distribution", "a distribution name", _is_requirement),
+        modules=fields.texts("modules", "names that can be imported", lambda t: bool(_MODULE.fullmatch(t)), least=1),
+        architecture=rule,
+        system_build=system.texts("build", _PACKAGE, _is_package),
+        system_run=system.texts("run", _PACKAGE, _is_package),
+        python_build=python.texts("build", _REQUIREMENT, _is_requirement),
+        python_requirements=python.texts("requirements", _REQUIREMENT, _is_requirement),
+        requirements_file=python.text("requirements_file", _INSIDE, _is_inside),
+        environment=environment,
+        substitute=tuple(_substitution(i) for i in fields.items("substitute")),
+        provides=tuple(_provided(i) for i in fields.items("provides")),
+        extensions=yields.texts("extensions", _INSIDE, _is_inside),
+        contains=yields.texts("contains", _INSIDE, _is_inside),
+        missing_modules=tuple(_missing_module(i) for i in fields.items("missing_modules")),
+        memory_per_job_mib=cost.integer("memory_per_job_mib", 1),
+        minutes=cost.integer("minutes", 0),
+    )
+
+
+def _source(item: Item) -> Source:
+    fields = item.fields(["kind", "name", "version"], ["path"])
+    kind = fields.choice("kind", ("pypi", "folder"))
+    if kind == "folder" and "path" not in fields:
+        item.wrong("the key 'path' is missing; a source of kind folder needs it")
+    if kind == "pypi" and "path" in fields:
+        fields["path"].wrong("belongs to a source of kind folder; this one is of kind pypi")
+    return Source(
+        kind=cast("Literal['pypi', 'folder']", kind),
+        name=fields.text("name", "a distribution name", _is_requirement),
+        version=fields.text("version", "an exact version, such as 2.5.0", _is_version),
+        path=fields.text("path", _INSIDE, _is_inside),
+    )
+
+
+def _rule(item: Item, table: Table) -> ArchitectureRule:
+    fields = item.fields(["decided", "by"], ["default", "environment", "substitute"])
+    decided = fields.choice("decided", DECIDED)
+    if decided and decided != "build":
+        for key in ("default", "substitute"):
+            if key not in fields:
+                continue
+            fields[key].wrong(f"has no meaning where the architecture is decided {decided}; only at build")
+    return ArchitectureRule(
+        decided=cast("Literal['build', 'run-time', 'nowhere']", decided),
+        by=fields.text("by"),
+        default=_archs(fields, "default", table),
+        environment=_variables(fields, "environment"),
+        substitute=tuple(_substitution(i) for i in fields.items("substitute")),
+    )
+
+
+def _variables(fields: Fields, key: str) -> tuple[Variable, ...]:
+    found = []
+    for name, item in fields.entries(key):
+        if not _VARIABLE.fullmatch(name):
+            item.wrong(f"{name!r} is not the name of an environment variable")
+        parts = item.fields(["value", "reason"])
+        value = parts.text("value", empty=True)
+        if "value" in parts:
+            _check_placeholders(parts["value"], value)
+            if "\n" in value:
+                parts["value"].wrong("has more than one line; an environment value has one")
+        found.append(Variable(name, value, parts.text("reason")))
+    return tuple(found)
+
+
+def _check_placeholders(item: Item, value: str) -> None:
+    for word in _PLACEHOLDER.findall(value):
+        if word not in PLACEHOLDERS:
+            allowed = ", ".join(f"{{{p}}}" for p in PLACEHOLDERS)
+            item.wrong(f"the placeholder {{{word}}} is not known{nearest(word, PLACEHOLDERS)} (allowed: {allowed})")
+
+
+def _substitution(item: Item) -> Substitution:
+    fields = item.fields(["file", "match", "replace", "count", "reason"])
+    return Substitution(
+        file=fields.text("file", _INSIDE, _is_inside),
+        match=fields.text("match"),
+        replace=fields.text("replace", empty=True),
+        count=fields.integer("count", 1),
+        reason=fields.text("reason"),
+    )
+
+
+def _provided(item: Item) -> Provided:
+    fields = item.fields(["file", "from", "reason"])
+    return Provided(
+        file=fields.text("file", _INSIDE, _is_inside),
+        origin=fields.text("from", _INSIDE, _is_inside),
+        reason=fields.text("reason"),
+    )
+
+
+def _missing_module(item: Item) -> MissingModule:
+    fields = item.fields(["module", "reason"])
+    module = fields.text("module", "a name that can be imported", lambda t: bool(_MODULE.fullmatch(t)))
+    return MissingModule(module, fields.text("reason"))
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+
+
+def _target(
+    item: Item, components: Mapping[str, Component | None], bases: Mapping[str, Base | None], table: Table
+) -> Target:
+    fields = item.fields(
+        ["name", "title", "status", "status_source", "platform", "vendor", "architectures", "bases", "toolkit", "components"],
+        ["overrides", "prerequisites"],
+    )
+    name = fields.text("name", _NAME_SAYS + f"; not {listed(RESERVED)}", lambda t: t not in RESERVED)
+    platform = fields.choice("platform", PLATFORMS)
+    vendor = fields.choice("vendor", VENDORS)
+    if vendor == "ascend" and "architectures" in fields:
+        archs: tuple[Arch, ...] = ()
+        if fields["architectures"].items():
+            fields["architectures"].wrong("holds NVIDIA's compute capabilities; for ascend the list is empty", ArchError)
+    else:
+        archs = _archs(fields, "architectures", table)
+    return Target(
+        name=name,
+        title=fields.text("title"),
+        status=cast("Status", fields.choice("status", get_args(Status))),
+        status_source=fields.text("status_source"),
+        platform=platform,
+        vendor=cast("Literal['nvidia', 'ascend']", vendor),
+        architectures=archs,
+        bases=_bases_of(fields, bases, platform),
+        toolkit=_toolkit(fields["toolkit"], table) if "toolkit" in fields else Toolkit("cuda-wheels", "0.0", ()),
+        components=tuple(_selection(n, i, components, table) for n, i in _selections(fields)),
+        overrides=_overrides(fields),
+        prerequisites=tuple(_prerequisite(i) for i in fields.items("prerequisites")),
+    )
+
+
+def _bases_of(fields: Fields, bases: Mapping[str, Base | None], platform: str) -> tuple[str, ...]:
+    names = fields.texts("bases", least=1)
+    for name in filter(None, names):
+        if name not in bases:
+            fields["bases"].wrong(f"there is no base {name!r}{nearest(name, bases)} (known: {listed(bases)})")
+        base = bases.get(name)
+        if base is not None and base.kind == "image" and platform not in base.digests:
+            fields["bases"].wrong(f"the base {name!r} has no image digest for {platform} (it has: {listed(base.digests)})")
+    return names
+
+
+def _toolkit(item: Item, table: Table) -> Toolkit:
+    fields = item.fields(["kind", "version", "packages"])
+    kind = fields.choice("kind", ("cuda-wheels",))
+    version = fields.text("version", 'a release in quotes, such as "13.3"', lambda t: bool(RELEASE.fullmatch(t)))
+    if table.complete and RELEASE.fullmatch(version) and version not in table.toolkits:
+        known = sorted(table.toolkits, key=release)
+        fields["version"].wrong(f"the toolkit release {version} is not known (known: {', '.join(known)})")
+    packages = fields.texts("packages", _PIN, _is_pin, least=1)
+    pins = [p.partition("==") for p in packages]
+    for pinned, _, pin in pins:
+        if canonicalize_name(pinned) == "nvidia-cuda-nvcc" and version and not f"{pin}.".startswith(f"{version}."):
+            fields["packages"].wrong(f"{pinned}=={pin} is not of the toolkit release {version}")
+    for pinned, count in Counter(canonicalize_name(name) for name, _, _ in pins).items():
+        if count > 1:
+            fields["packages"].wrong(f"{pinned} is pinned {count} times")
+    return Toolkit(cast("Literal['cuda-wheels']", kind), version, packages)
+
+
+def _selections(fields: Fields) -> list[tuple[str, Item]]:
+    found = fields.entries("components")
+    if "components" in fields and not found:
+        fields["components"].wrong("a target has at least one component")
+    return found
+
+
+def _selection(name: str, item: Item, components: Mapping[str, Component | None], table: Table) -> Selection:
+    if name not in components:
+        item.wrong(f"there is no component {name!r}{nearest(name, components)} (known: {listed(components)})")
+    fields = item.fields([], ["architectures", "reason"])
+    if "architectures" in fields and "reason" not in fields:
+        item.wrong("has architectures of its own without a reason; say why they are not the target's")
+    if "reason" in fields and "architectures" not in fields:
+        item.wrong("has a reason without architectures; give both or neither")
+    return Selection(name, _archs(fields, "architectures", table), fields.text("reason"))
+
+
+def _overrides(fields: Fields) -> tuple[Override, ...]:
+    found: list[Override] = []
+    for item in fields.items("overrides"):
+        parts = item.fields(["requirement", "instead_of", "reason", "source"])
+        override = Override(
+            requirement=parts.text("requirement", _REQUIREMENT, _is_requirement),
+            instead_of=parts.text("instead_of", _REQUIREMENT, _is_requirement),
+            reason=parts.text("reason"),
+            source=parts.text("source"),
+        )
+        if any(_distribution(override.requirement) == _distribution(other.requirement) for other in found):
+            item.wrong(f"{_distribution(override.requirement)} is overridden more than once")
+        found.append(override)
+    return tuple(found)
+
+
+def _distribution(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name) if _is_requirement(requirement) else requirement
+
+
+def _prerequisite(item: Item) -> Prerequisite:
+    fields = item.fields(["name", "requires", "kind", "source"])
+    kind = fields.text(
+        "kind",
+        f"{listed(PREREQUISITE_KINDS)}, distribution:<name>",
+        lambda t: t in PREREQUISITE_KINDS or bool(re.fullmatch(r"distribution:[A-Za-z0-9][A-Za-z0-9._-]*", t)),
+    )
+    needs_specifier = kind in ("gcc", "python", "toolkit") or kind.startswith("distribution:")
+    return Prerequisite(
+        name=fields.text("name"),
+        requires=fields.text("requires", 'a version specifier, such as ">=13"', _is_specifier if needs_specifier else None),
+        kind=kind,
+        source=fields.text("source"),
+    )

@@ -1,0 +1,51 @@
+"""How much of the machine a build uses: one rule, printed, and overridden with --jobs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1024 * 1024
+RESERVE_MIB = 2048
+"""Left for the engine, the linker and everything else on the machine."""
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What compiles at once. `jobs` is the number of compilers running at any time, over all components together."""
+
+    cores: int
+    memory_bytes: int
+    jobs: int
+    nvcc_threads: int
+    rule: str
+
+
+def plan(cores: int, memory_bytes: int, memory_per_job_mib: int, jobs: int | None = None) -> Resources:
+    """The rule: as many compilers as cores, and as memory allows for the hungriest unit; left-over cores go to nvcc."""
+    by_memory = max(1, (memory_bytes // MIB - RESERVE_MIB) // memory_per_job_mib)
+    chosen = jobs if jobs is not None else min(cores, by_memory)
+    threads = max(1, cores // chosen)
+    why = "chosen with --jobs" if jobs is not None else f"{cores} cores, memory for {by_memory} at {memory_per_job_mib} MiB each"
+    rule = f"{chosen} compile jobs at once, {threads} nvcc threads each ({why}, {memory_bytes // MIB} MiB available)"
+    return Resources(cores, memory_bytes, chosen, threads, rule)
+
+
+def cores_here() -> int:
+    """The CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_here() -> int:
+    """Bytes of memory available now, or the control group's limit where that is lower."""
+    available = next(
+        int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:")
+    )
+    for path in _CGROUP_LIMITS:
+        text = path.read_text().strip() if path.is_file() else "max"
+        if text.isdigit():
+            available = min(available, int(text))
+    return available

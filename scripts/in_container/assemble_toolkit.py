@@ -1,0 +1,87 @@
+"""Assemble a CUDA toolkit tree from its wheels, in a place of its own.
+
+The wheels unpack to nvidia/cu<major>/{bin,include,lib,nvvm}, the same folder that torch's CUDA libraries of another
+release use; kept apart they cannot overwrite one another. Compilers and build scripts also expect links and a driver
+stub that no wheel carries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from file_times import settle
+
+EXECUTABLE_FOLDERS = ("bin", "nvvm/bin")
+STUB_SONAME = "libcuda.so.1"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheels", type=Path, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--triple", required=True, help="x86_64-linux or sbsa-linux")
+    options = parser.parse_args()
+    owners: dict[PurePosixPath, str] = {}
+    for wheel in sorted(options.wheels.glob("*.whl")):
+        unpack(wheel, options.into, owners)
+    if not owners:
+        print(f"No toolkit files in {options.wheels}", file=sys.stderr)
+        return 1
+    add_links(options.into, options.triple)
+    add_driver_stub(options.into)
+    settle(options.into)
+    print(f"{len(owners)} files of {len(set(owners.values()))} wheels in {options.into}")
+    return 0
+
+
+def unpack(wheel: Path, into: Path, owners: dict[PurePosixPath, str]) -> None:
+    """Unpack what lies under nvidia/cu<major>/; two wheels that bring one path are an error, never a race."""
+    with zipfile.ZipFile(wheel) as archive:
+        for item in sorted(archive.infolist(), key=lambda item: item.filename):
+            parts = PurePosixPath(item.filename).parts
+            if item.is_dir() or len(parts) < 3 or parts[0] != "nvidia" or not parts[1].startswith("cu"):
+                continue
+            if ".." in parts:
+                raise SystemExit(f"{wheel.name}: {item.filename} leaves its folder")
+            path = PurePosixPath(*parts[2:])
+            if path in owners and owners[path] != wheel.name:
+                raise SystemExit(f"{path} is brought by {owners[path]} and by {wheel.name}")
+            owners[path] = wheel.name
+            destination = into / path
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(item) as source, destination.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+            executable = str(path.parent) in EXECUTABLE_FOLDERS and path.suffix != ".profile"
+            destination.chmod(0o755 if executable else 0o644)
+
+
+def add_links(root: Path, triple: str) -> None:
+    """What build scripts look for: lib64, unversioned library names, targets/<triple>."""
+    (root / "lib64").symlink_to("lib")
+    for library in sorted((root / "lib").glob("*.so.*")):
+        plain = library.with_name(library.name.split(".so.")[0] + ".so")
+        if not plain.exists():
+            plain.symlink_to(library.name)
+    target = root / "targets" / triple
+    target.mkdir(parents=True)
+    (target / "include").symlink_to("../../include")
+    (target / "lib").symlink_to("../../lib")
+
+
+def add_driver_stub(root: Path) -> None:
+    """An empty libcuda.so to link against: the real one comes with the driver, on the machine that has the GPU."""
+    stubs = root / "lib" / "stubs"
+    stubs.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        ["gcc", "-shared", f"-Wl,-soname,{STUB_SONAME}", "-Wl,--build-id=none", "-o", stubs / "libcuda.so", "-xc", "/dev/null"],
+        check=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

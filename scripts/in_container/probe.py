@@ -1,0 +1,84 @@
+"""Look at the finished image from inside: what is installed, what imports without a GPU, and which tools answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+IMPORT_SECONDS = 300
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--module", action="append", default=[], help="COMPONENT=MODULE to import; may be repeated")
+    parser.add_argument("--into", type=Path, required=True)
+    options = parser.parse_args()
+    report = {
+        "os": "Linux" if sys.platform == "linux" else sys.platform,
+        "release": os_release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "gcc": first(r"(\d+\.\d+\.\d+)", ["gcc", "-dumpfullversion"]),
+        "glibc": platform.libc_ver()[1],
+        "toolkit": first(r"V(\d+\.\d+\.\d+)", ["nvcc", "--version"]),
+        "distributions": {d.metadata["Name"]: d.version for d in sorted(metadata.distributions(), key=lambda d: d.metadata["Name"])},
+        "torch": torch_versions(),
+        "pip_check": pip_check(),
+        "imports": [try_import(*item.split("=")) for item in options.module],
+    }
+    options.into.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    for result in report["imports"]:
+        print(f"{result['module']}: {'imports' if result['ok'] else result['error']}")
+    return 0
+
+
+def os_release() -> str:
+    return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+
+
+def first(pattern: str, command: list[str]) -> str:
+    """The first match in what a tool prints, or an empty string where the tool is absent."""
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
+    found = re.search(pattern, text)
+    return found[1] if found else ""
+
+
+def torch_versions() -> dict[str, str]:
+    """torch's own version with its local part, which the distribution's metadata does not carry."""
+    code = "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': str(torch.version.cuda)}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else {}
+
+
+def pip_check() -> list[str]:
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    return [] if done.returncode == 0 else sorted(done.stdout.splitlines())
+
+
+def try_import(component: str, module: str) -> dict[str, object]:
+    """Import in a process of its own: a crash of one module must not hide the others."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {module}"],
+            capture_output=True, text=True, check=False, timeout=IMPORT_SECONDS, env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return {"component": component, "module": module, "ok": False, "error": f"no end within {IMPORT_SECONDS} s"}
+    lines = done.stderr.strip().splitlines()
+    error = "" if done.returncode == 0 else (lines[-1] if lines else f"exit status {done.returncode}")
+    return {"component": component, "module": module, "ok": done.returncode == 0, "error": error}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
