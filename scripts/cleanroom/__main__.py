@@ -30,22 +30,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, dispatch, and turn every failure a user can cause into a message and an exit code."""
     options = parser().parse_args(arguments)
     console = Console(json=options.json)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _interrupt)
     try:
         return int(options.verb(options, console))
     except CleanroomError as error:
         console.error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        error = Interrupted("Interrupted.", means="Finished work is kept.", next_step="Type the same command to go on.")
-        console.error(error)
-        return error.exit_code
+        stopped = Interrupted("Interrupted.", means="Finished work is kept.", next_step="type the same command to go on")
+        console.error(stopped)
+        return stopped.exit_code
     except BrokenPipeError:
         return 141  # what a shell reports for a reader that left
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        full = DiskFull(f"No space left: {error}.", means="Nothing half-written was kept.", next_step="nox -s clean, or free space")
+        full = DiskFull(f"No space left: {error}.", means="Nothing half-written was kept.", next_step="free space")
         console.error(full)
         return full.exit_code
 

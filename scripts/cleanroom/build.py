@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tarfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
+from cleanroom import __version__
 from cleanroom import fetch as fetching
 from cleanroom import render as rendering
 from cleanroom.base import Base
 from cleanroom.bootstrap import base_layout
 from cleanroom.check import preflight
 from cleanroom.console import Console, StepView
-from cleanroom.engine import BuildRequest, Engine, LocalOutput, OciOutput, StepEvent, StepFailed, open_engine
+from cleanroom.engine import (
+    BuildRequest,
+    BuildResult,
+    Compression,
+    Engine,
+    EngineInfo,
+    LocalOutput,
+    OciOutput,
+    StepEvent,
+    StepFailed,
+    open_engine,
+    stage_of,
+)
 from cleanroom.envs import Envs
-from cleanroom.errors import BuildFailed, CannotBuildHere, DiskFull, UnknownName
+from cleanroom.errors import BuildFailed, CannotBuildHere, DiskFull, IntegrityError, Interrupted, RecordError, UnknownName
 from cleanroom.failures import Failure, classify
 from cleanroom.files import sha256_of, write_atomically
-from cleanroom.lock import Lock, lock_path, read_lock
+from cleanroom.lock import Group, Lock, lock_path, read_lock
+from cleanroom.prerequisites import assess, deviations
 from cleanroom.project import IN_CONTAINER, Project
+from cleanroom.record import (
+    NOT_VERIFIED,
+    ComponentResult,
+    EngineUsed,
+    File,
+    Image,
+    Import,
+    LockInfo,
+    Missing,
+    Record,
+    Status,
+    TargetInfo,
+    TranslationUnits,
+    read_record,
+    verdict_for,
+    write_record,
+)
 from cleanroom.resources import Resources, cores_here, memory_here, plan
 from cleanroom.store import Store
 from cleanroom.target import Target
 
 IMAGE_FILE = "image.oci.tar"
-IMAGE_COMPRESSION = "zstd"
+IMAGE_COMPRESSION: Compression = "zstd"
+DISK_FACTOR, DISK_FACTOR_STARTED = 7, 2
+"""Bytes of disk per locked byte: for a first build, and once the engine already holds base and environment."""
+CONTEXTS: Mapping[str, Group] = {"packages": "build", "toolkit": "toolkit", "python": "python", "sources": "source"}
 MARK = "::cleanroom:: "
 
 
@@ -69,11 +105,10 @@ class Outcome:
     """What became of one component. `result` is what the container reported about the wheel it made."""
 
     name: str
-    status: str = "not attempted"
+    status: Status = "not attempted"
     result: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
     seconds: float = 0.0
-    cached: bool = False
 
 
 def prepare(project: Project, envs: Envs, target_name: str, base_name: str | None) -> Job:
@@ -92,3 +127,344 @@ def prepare(project: Project, envs: Envs, target_name: str, base_name: str | Non
     rendering.check(rendered, project.dockerfiles_dir / rendered.name)
     name = target.name if base.name == target.bases[0] else rendered.name
     return Job(project, envs, target, base, lock, rendered, project.out_dir / name, warnings)
+
+
+def build(job: Job, options: Options, store: Store, console: Console) -> Record:
+    """Build what `options` selects and write the record. Raises what a user can cause; a failed component does not raise.
+
+    Finished components are kept by the engine, and finished translation units by the resume cache, so the same command
+    goes on where a failure or Ctrl-C stopped it.
+    """
+    selected = select(job, options)
+    for warning in job.warnings:
+        console.warn(warning)
+    if (record := up_to_date(job, options, selected)) is not None:
+        console.info(f"{job.out.name} is up to date: nothing it is made of has changed since it was built.")
+        return record
+    started, clock = datetime.now(UTC), time.monotonic()
+    hungriest = max(job.envs.component(name).memory_per_job_mib for name in selected)
+    resources = plan(cores_here(), memory_here(), hungriest, options.jobs)
+    console.info(resources.rule)
+    fetching.fetch(job.lock, store, console, project=job.project)
+    refuse_full_disk(job, store)
+    outcomes = {selection.component: Outcome(selection.component) for selection in job.target.components}
+    with ExitStack() as stack:
+        engine = stack.enter_context(open_engine(store, job.project, console))
+        refuse_without_registry(job, engine)
+        contexts = stack.enter_context(staged(job, store, console))
+        secret = stack.enter_context(store.scratch("resources")) / "resources.json"
+        write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
+        work = Work(job, engine, contexts, secret, console)
+        image, probe = work.run(selected, outcomes, options)
+    record = to_record(job, engine.info, resources, outcomes, image, probe, started, time.monotonic() - clock)
+    write_record(job.out / "record.json", record)
+    return record
+
+
+def select(job: Job, options: Options) -> tuple[str, ...]:
+    """The components to build, in the target's order."""
+    names = tuple(selection.component for selection in job.target.components)
+    for name in options.components:
+        if name not in names:
+            raise UnknownName(
+                f"{job.target.name} has no component {name!r}.",
+                means=f"It has {', '.join(names)}.",
+                next_step=f"nox -s build-{job.target.name} -- --component {names[0]}",
+            )
+    return tuple(name for name in names if not options.components or name in options.components)
+
+
+def up_to_date(job: Job, options: Options, selected: Sequence[str]) -> Record | None:
+    """The record of an earlier build of exactly these inputs whose files are all still what it says, else None."""
+    try:
+        record = read_record(job.out / "record.json")
+    except RecordError:
+        return None
+    if f"sha256:{record.dockerfile_sha256}" != job.rendered.digest or record.lock.content != job.lock.content:
+        return None
+    whole = not options.components and options.image
+    if whole and (record.verdict != "builds" or record.image is None):
+        return None
+    files = [record.component(name).wheel for name in selected]
+    if any(file is None or not intact(job.out / file.file, file.size, file.sha256) for file in files):
+        return None
+    if whole and record.image is not None and manifest_digest(job.out / record.image.file) != record.image.manifest:
+        return None
+    return record
+
+
+def intact(path: Path, size: int, sha256: str) -> bool:
+    return path.is_file() and path.stat().st_size == size and sha256_of(path) == sha256
+
+
+def manifest_digest(image: Path) -> str:
+    """The manifest digest that an OCI archive's index names, or an empty string where there is no whole archive."""
+    try:
+        with tarfile.open(image) as archive:
+            member = archive.extractfile("index.json")
+            index = json.load(member) if member else {}
+        return str(index["manifests"][0]["digest"])
+    except (OSError, tarfile.TarError, KeyError, IndexError, ValueError):
+        return ""
+
+
+def refuse_full_disk(job: Job, store: Store) -> None:
+    """Stop before a build that cannot fit. The engine holds inputs, what they unpack to, and layers; then the image."""
+    locked = sum(entry.size for entry in job.lock.entries)
+    need = locked * (DISK_FACTOR_STARTED if (store.root / "engine").is_dir() else DISK_FACTOR)
+    free = store.free_bytes()
+    if free < need:
+        raise DiskFull(
+            f"{free / 1e9:.1f} GB are free for {store.root}, this build needs about {need / 1e9:.1f} GB.",
+            means="Nothing was started.",
+            next_step="free space, or set CLEANROOM_STORE to a folder on a larger disk",
+        )
+
+
+def refuse_without_registry(job: Job, engine: Engine) -> None:
+    if job.base.kind == "image" and engine.info.kind == "embedded":
+        raise CannotBuildHere(
+            f"Base {job.base.name} starts from {job.base.image}@{job.base.digests[job.target.platform]}.",
+            means="That image comes from an image registry, and the embedded engine has no network at all.",
+            next_step=f"use a Docker that can pull it, or: nox -s build-{job.target.name} (on {job.target.bases[0]})",
+        )
+
+
+@contextmanager
+def staged(job: Job, store: Store, console: Console) -> Iterator[dict[str, str]]:
+    """The named build contexts: folders of links into the store, every file checked, and the base."""
+    contexts = {"scripts": str(IN_CONTAINER)}
+    if job.base.kind == "debian":
+        contexts["base"] = base_layout(job.lock, store, console).context
+    with store.scratch("contexts") as folder:
+        for name, group in CONTEXTS.items():
+            store.stage(job.lock.group(group), folder / name)
+            contexts[name] = str(folder / name)
+        yield contexts
+
+
+@dataclass
+class Work:
+    """The running part of a build: steps on the engine, shown while they run, their logs kept."""
+
+    job: Job
+    engine: Engine
+    contexts: Mapping[str, str]
+    secret: Path
+    console: Console
+
+    def run(
+        self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options
+    ) -> tuple[Image | None, Mapping[str, Any]]:
+        """Environment first, then the components side by side, then image and probe if everything is there."""
+        whole = not options.components and options.image
+        with self.console.steps(f"Building {self.job.rendered.name}", 1 + len(selected) + 2 * whole) as view:
+            self.step(view, "environment", "build-environment", None)
+            self.components(view, selected, outcomes, keep_going=options.keep_going)
+            if not whole or any(outcomes[name].status not in ("built", "reused") for name in selected):
+                return None, {}
+            self.step(view, "probe", "probe", LocalOutput(self.job.out / "probe"))
+            probe = json.loads((self.job.out / "probe" / "probe.json").read_text())
+            done = self.step(view, "image", "runtime", OciOutput(self.job.out / IMAGE_FILE, IMAGE_COMPRESSION))
+            size = (self.job.out / IMAGE_FILE).stat().st_size
+            return Image(IMAGE_FILE, done.digest, size, IMAGE_COMPRESSION), probe
+
+    def components(
+        self, view: StepView, selected: Sequence[str], outcomes: Mapping[str, Outcome], *, keep_going: bool
+    ) -> None:
+        """All at once: what bounds the load is the number of compile slots that they share."""
+        with ThreadPoolExecutor(len(selected)) as pool:
+            futures = [pool.submit(self.component, view, outcomes[name]) for name in selected]
+            try:
+                for future in as_completed(futures):
+                    outcome = future.result()
+                    if outcome.status == "failed" and not keep_going:
+                        self.engine.cancel()
+            except BaseException:
+                self.engine.cancel()
+                raise
+
+    def component(self, view: StepView, outcome: Outcome) -> Outcome:
+        """Build one component; its failure is classified and told, not raised."""
+        started = time.monotonic()
+        place = self.job.out / "components" / outcome.name
+        try:
+            done = self.step(view, outcome.name, f"artifacts-{outcome.name}", LocalOutput(place))
+        except StepFailed as failed:
+            outcome.status = "failed"
+            outcome.failure = classify(failed.log)
+        except Interrupted:
+            outcome.status = "not attempted"
+        else:
+            outcome.result = json.loads((place / "result.json").read_text())
+            outcome.status = "reused" if any(stage_of(s) == f"build-{outcome.name}" for s in done.cached) else "built"
+            publish(place / outcome.result["wheel"], self.job.out / outcome.result["wheel"], outcome)
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    def step(self, view: StepView, name: str, target: str, output: LocalOutput | OciOutput | None) -> BuildResult:
+        """Build one stage of the Dockerfile under a name people know."""
+        request = BuildRequest(
+            dockerfile=self.job.folder / "Dockerfile",
+            context=self.job.folder,
+            target=target,
+            epoch=self.job.lock.epoch,
+            contexts=self.contexts,
+            secrets={"resources": self.secret},
+            output=output,
+            platform=self.job.target.platform,
+        )
+        view.start(name)
+        started = time.monotonic()
+        units = 0
+
+        def tell(event: StepEvent) -> None:
+            nonlocal units
+            if event.status in ("log", "transfer") and not event.text.startswith(MARK):
+                view.log(name, event.text)
+            elif event.text.startswith(MARK + '{"event": "unit"'):
+                units += 1
+                unit = json.loads(event.text.removeprefix(MARK))
+                view.log(name, f"unit {units}: {unit['unit']} {' '.join(unit['architectures'])}")
+
+        try:
+            done = self.engine.build(request, tell)
+        except StepFailed as failed:
+            self.keep_log(name, failed.log)
+            view.finish(name, "failed", time.monotonic() - started)
+            raise
+        except BaseException:
+            view.finish(name, "interrupted", time.monotonic() - started)
+            raise
+        if done.logs:
+            self.keep_log(name, "\n".join(f"{step}\n{text}" for step, text in done.logs.items()))
+        view.finish(name, "done" if done.took else "unchanged", time.monotonic() - started)
+        return done
+
+    def keep_log(self, name: str, text: str) -> None:
+        write_atomically(self.job.out / "logs" / f"{name}.log", (text + "\n").encode())
+
+
+def publish(wheel: Path, place: Path, outcome: Outcome) -> None:
+    """Put a finished wheel beside the record, after checking that it is the one the container reported."""
+    data = wheel.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != outcome.result["wheel_sha256"]:
+        raise IntegrityError(
+            f"{wheel.name} has sha256 {found} here, the container that built it reported {outcome.result['wheel_sha256']}.",
+            means="It was damaged on its way out of the engine.",
+            next_step="nox -s clean, then build again",
+        )
+    write_atomically(place, data)
+
+
+def to_record(
+    job: Job,
+    engine: EngineInfo,
+    resources: Resources,
+    outcomes: Mapping[str, Outcome],
+    image: Image | None,
+    probe: Mapping[str, Any],
+    started: datetime,
+    seconds: float,
+) -> Record:
+    """The record of a build, with every documented prerequisite compared with what was really there."""
+    components = tuple(component_result(job, outcomes[s.component]) for s in job.target.components)
+    imports = tuple(Import(i["component"], i["module"], bool(i["ok"]), str(i["error"])) for i in probe.get("imports", ()))
+    assessments = assess(job.target.prerequisites, environment_of(job, probe))
+    missing = tuple(
+        Missing(s.component, m.module, m.reason)
+        for s in job.target.components
+        for m in job.envs.component(s.component).missing_modules
+    )
+    return Record(
+        tool_version=__version__,
+        target=TargetInfo(job.target.name, job.target.title, job.target.status, job.target.platform),
+        base=job.base.name,
+        lock=LockInfo(job.lock.name, job.lock.content, job.lock.inputs),
+        dockerfile_sha256=job.rendered.digest.removeprefix("sha256:"),
+        engine=EngineUsed(engine.kind, engine.version, engine.buildkit, engine.buildx),
+        toolchain=toolchain_of(probe),
+        resources=resources,
+        started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=round(seconds, 1),
+        verdict=verdict_for(components, imports),
+        components=components,
+        image=image,
+        imports=imports,
+        prerequisites=assessments,
+        deviations=(*deviations(assessments), *unmet_requirements(job, probe)),
+        missing_modules=missing,
+        not_verified=NOT_VERIFIED,
+    )
+
+
+def component_result(job: Job, outcome: Outcome) -> ComponentResult:
+    component = job.envs.component(outcome.name)
+    source = rendering.source_of(component, job.lock)
+    result = outcome.result
+    wheel = File(result["wheel"], result["wheel_sha256"], result["wheel_size"]) if result else None
+    total, reused = int(result.get("units", 0)), int(result.get("units_reused", 0))
+    rule = component.architecture
+    return ComponentResult(
+        name=component.name,
+        title=component.title,
+        version=component.source.version,
+        source=File(source.file_name, source.sha256, source.size),
+        architectures_asked=() if rule.decided == "nowhere" else tuple(map(str, job.target.architectures_of(component.name))),
+        status=outcome.status,
+        wheel=wheel,
+        seconds=float(result["seconds"]) if result else round(outcome.seconds, 1),
+        cpu_seconds=float(result.get("cpu_seconds", 0)),
+        peak_memory_bytes=int(result.get("peak_memory_bytes", 0)),
+        translation_units=TranslationUnits(total, total - reused, reused),
+        changes=tuple(result.get("changes", ())),
+        failure=outcome.failure,
+        log=f"components/{component.name}/build.log" if result else f"logs/{component.name}.log",
+    )
+
+
+def environment_of(job: Job, probe: Mapping[str, Any]) -> dict[str, str]:
+    """What the environment has, in the words of prerequisites: as seen from inside, else as locked."""
+    locked = {f"distribution:{e.name}": e.version for e in job.lock.group("python")}
+    found = {"os": "Linux", "gcc": job.base.gcc, "python": job.base.python, "toolkit": job.target.toolkit.version, **locked}
+    if not probe:
+        return found
+    found |= {"os": probe["os"], "gcc": probe["gcc"], "python": probe["python"], "toolkit": probe["toolkit"]}
+    found |= {f"distribution:{name}": version for name, version in probe["distributions"].items()}
+    if probe["torch"]:
+        found["distribution:torch"] = probe["torch"]["version"]
+    return found
+
+
+def toolchain_of(probe: Mapping[str, Any]) -> dict[str, str]:
+    if not probe:
+        return {}
+    tools = {name: str(probe[name]) for name in ("gcc", "glibc", "python", "release", "toolkit")}
+    return {**tools, **{f"torch {key}": str(value) for key, value in probe["torch"].items()}}
+
+
+def unmet_requirements(job: Job, probe: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `pip check` says inside the image, each line with the declared override that explains it, if there is one."""
+    lines = []
+    for line in probe.get("pip_check", ()):
+        reasons = [o.reason for o in job.target.overrides if requirement_name(o.requirement) in line]
+        lines.append(f"{line} ({reasons[0]})" if reasons else line)
+    return tuple(lines)
+
+
+def requirement_name(requirement: str) -> str:
+    return Requirement(requirement).name
+
+
+def raise_for(record: Record) -> None:
+    """Raise BuildFailed where the record says that something asked for did not build or import."""
+    if record.verdict != "fails":
+        return
+    names = [c.name for c in record.failed] or [i.module for i in record.imports if not i.ok]
+    first = record.failed[0] if record.failed else None
+    raise BuildFailed(
+        f"{record.target.name}: {', '.join(names)} failed.",
+        means=f"First error: {first.failure.message}" if first and first.failure else "It compiled but does not import.",
+        next_step=f"read {first.log if first else 'logs/probe.log'} in the output folder; the same command resumes",
+    )

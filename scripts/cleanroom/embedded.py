@@ -129,7 +129,7 @@ def embedded_engine(
     state.mkdir(parents=True, exist_ok=True)
     refuse_unusable_file_system(state)
     sweep()
-    with _locked_state(state, say) as lock:
+    with locked_state(state, say) as lock:
         began = time.monotonic()
         log = state / "dockerd.log"
         run = _run_folder()
@@ -306,7 +306,8 @@ def _signals_postponed() -> Iterator[None]:
 
 
 @contextmanager
-def _locked_state(state: Path, say: Callable[[str], None]) -> Iterator[int]:
+def locked_state(state: Path, say: Callable[[str], None]) -> Iterator[int]:
+    """Hold an engine's state for ourselves, waiting for another process that uses it."""
     try:
         lock = _lock_file(state / "in-use", wait=False)
     except BlockingIOError:

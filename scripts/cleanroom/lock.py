@@ -106,8 +106,8 @@ def dump_lock(lock: Lock) -> str:
             continue
         lines.append(f"{group}:")
         for e in entries:
-            row = {"kind": e.kind, "name": e.name, "version": e.version, "file": e.file, "size": e.size, "sha256": e.sha256}
-            lines.append("- {" + ", ".join(f"{k}: {_scalar(v)}" for k, v in row.items()) + "}")
+            values: dict[str, str | int] = {k: getattr(e, k) for k in ("kind", *_FIELDS)}
+            lines.append("- {" + ", ".join(f"{k}: {_scalar(v)}" for k, v in values.items()) + "}")
     return "\n".join(lines) + "\n"
 
 
@@ -179,7 +179,7 @@ def _entries(path: Path, data: Mapping[str, Any], again: str) -> Iterable[Entry]
     for group in get_args(Group):
         for row in data.get(group) or ():
             if not isinstance(row, dict):
-                raise LockError(f"{path.name}: {group} holds {row!r}, not an entry.", means="The lock is damaged.", next_step=again)
+                raise LockError(f"{path.name}: {group} holds {row!r}, no entry.", means="It is damaged.", next_step=again)
             missing = [k for k in ("kind", *_FIELDS) if row.get(k) in (None, "")]
             label = row.get("name") or row.get("file") or "an entry"
             if missing or not _SHA256.fullmatch(str(row.get("sha256", ""))):
@@ -189,10 +189,13 @@ def _entries(path: Path, data: Mapping[str, Any], again: str) -> Iterable[Entry]
                     next_step=again,
                 )
             if row["kind"] not in get_args(Kind):
-                raise LockError(f"{path.name}: {label} has kind {row['kind']!r}.", means=f"Known: {', '.join(get_args(Kind))}.", next_step=again)
-            entry = Entry(group, row["kind"], str(row["name"]), str(row["version"]), str(row["file"]), int(row["size"]), str(row["sha256"]))
+                known = ", ".join(get_args(Kind))
+                raise LockError(f"{path.name}: {label} has kind {row['kind']!r}.", means=f"Known: {known}.", next_step=again)
+            text = {key: str(row[key]) for key in ("name", "version", "file", "sha256")}
+            entry = Entry(group=group, kind=row["kind"], size=int(row["size"]), **text)
             if ".." in entry.file.split("/") or entry.file.startswith("/"):
-                raise LockError(f"{path.name}: {label} has the file path {entry.file!r}.", means="It leaves its folder.", next_step=again)
+                outside = f"{path.name}: {label} has the file path {entry.file!r}, which leaves its folder."
+                raise LockError(outside, next_step=again)
             other = seen.setdefault((group, entry.file_name), entry.sha256)
             if other != entry.sha256:
                 raise LockError(f"{path.name}: {entry.file_name} is listed twice with two hashes.", next_step=again)

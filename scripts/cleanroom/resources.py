@@ -25,7 +25,7 @@ class Resources:
 
 
 def plan(cores: int, memory_bytes: int, memory_per_job_mib: int, jobs: int | None = None) -> Resources:
-    """The rule: as many compilers as cores, and as memory allows for the hungriest unit; left-over cores go to nvcc."""
+    """The rule: as many compilers as cores and memory allow, by the hungriest unit; left-over cores go to nvcc."""
     by_memory = max(1, (memory_bytes // MIB - RESERVE_MIB) // memory_per_job_mib)
     chosen = jobs if jobs is not None else min(cores, by_memory)
     threads = max(1, cores // chosen)
@@ -41,9 +41,8 @@ def cores_here() -> int:
 
 def memory_here() -> int:
     """Bytes of memory available now, or the control group's limit where that is lower."""
-    available = next(
-        int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:")
-    )
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     for path in _CGROUP_LIMITS:
         text = path.read_text().strip() if path.is_file() else "max"
         if text.isdigit():

@@ -19,10 +19,10 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +39,9 @@ CHECKERS = 4
 """Files hashed at once; hashing releases Python's lock, disks rarely gain from more."""
 STALE_SECONDS = 30 * 24 * 3600
 """Interrupted downloads that nobody took up for so long are removed."""
+
+_ALIVE = ".alive"
+"""Ends the name of the file that a scratch folder's process keeps locked; it is made before the folder."""
 
 _SAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -185,38 +188,29 @@ class Store:
     def scratch(self, prefix: str) -> Iterator[Path]:
         """An empty folder inside the store, removed afterwards. Those that dead processes left are removed first."""
         self.sweep()
-        parent = self._folder("scratch")
-        folder = Path(tempfile.mkdtemp(prefix=f"{_SAFE.sub('_', prefix)}-", dir=parent))
-        alive = folder.with_name(folder.name + ".alive")
-        try:
-            with self._locked_file(alive):
-                try:
-                    yield folder
-                finally:
-                    _remove_tree(folder)
-        finally:
-            alive.unlink(missing_ok=True)
+        folder = self._folder("scratch") / f"{_SAFE.sub('_', prefix)}-{os.getpid()}-{secrets.token_hex(4)}"
+        alive = folder.with_name(folder.name + _ALIVE)
+        with self._locked_file(alive):
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                _remove_tree(folder)
+                alive.unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Remove what dead processes left: their scratch folders, and downloads that were interrupted long ago."""
-        now = time.time()
-        for folder in _listing(self.root / "scratch"):
-            if folder.suffix == ".alive" or _holds_mounts(folder):
-                continue
-            alive = folder.with_name(folder.name + ".alive")
-            with contextlib.suppress(OSError):
-                if not alive.exists() and now - folder.stat().st_mtime < 60:
-                    continue  # its process is between making the folder and locking it
-                with _opened(alive) as stream:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove_tree(folder)
-                    alive.unlink(missing_ok=True)
+        for alive in _listing(self.root / "scratch"):
+            folder = alive.with_name(alive.name.removesuffix(_ALIVE))
+            if alive.suffix == _ALIVE and not _holds_mounts(folder):
+                with contextlib.suppress(OSError), _opened(alive) as stream:
+                    if _try_lock(stream):
+                        _remove_tree(folder)
+                        alive.unlink(missing_ok=True)
         for part in _listing(self.root / "incoming"):
-            with contextlib.suppress(OSError):
-                if now - part.stat().st_mtime > STALE_SECONDS:
-                    with _opened(part) as stream:
-                        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError), _opened(part) as stream:
+                if time.time() - part.stat().st_mtime > STALE_SECONDS and _try_lock(stream):
+                    part.unlink(missing_ok=True)
 
     def derived_dir(self, key: str) -> Path:
         """Where the result called `key`, computed from entries, is kept. The caller makes it, under a lock."""
@@ -306,7 +300,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _remove_tree(folder: Path) -> None:
     """Remove a folder whatever modes a build left in it. Never reaches through a mount."""
-    if _holds_mounts(folder):
+    if not folder.exists() or _holds_mounts(folder):
         return
 
     def make_writable(remove: object, path: str, error: object) -> None:

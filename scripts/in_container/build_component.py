@@ -100,7 +100,7 @@ def unpack(component: dict[str, Any], archive: Path) -> Path:
     with tarfile.open(archive) as tar:
         tar.extractall(BUILD, filter="data")
     (top,) = [path for path in BUILD.iterdir() if path.is_dir()]
-    source = BUILD / component["name"]
+    source: Path = BUILD / component["name"]
     if top != source:
         top.rename(source)
     return source
@@ -183,8 +183,8 @@ def build_environment(
 
 def run_build(source: Path, environment: dict[str, str]) -> int:
     """Build without isolation, against the locked environment, and without any index."""
-    command = [ENVIRONMENT / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose", "--no-deps"]
-    command += ["--no-build-isolation", "--no-index", "--no-cache-dir", "--wheel-dir", OUT, source]
+    command: list[str | Path] = [ENVIRONMENT / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "wheel"]
+    command += ["--verbose", "--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--wheel-dir", OUT, source]
     process = subprocess.Popen(command, env=environment, cwd=BUILD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     with (OUT / "build.log").open("wb") as log:

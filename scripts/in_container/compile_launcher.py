@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -44,7 +45,7 @@ def main() -> int:
 
 
 def leave_path() -> None:
-    """nvcc calls gcc through PATH: were that us again, it would wait for a slot while its parent holds one."""
+    """Leave PATH: nvcc calls gcc through it, and were that us again, it would wait for a slot while its parent holds one."""
     own = os.path.dirname(os.path.abspath(sys.argv[0]))
     os.environ["PATH"] = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if os.path.abspath(p) != own)
 
@@ -60,7 +61,7 @@ def real_compiler(name: str) -> str:
 
 
 def value_of(arguments: list[str], *options: str) -> str | None:
-    for option, value in zip(arguments, arguments[1:], strict=False):
+    for option, value in itertools.pairwise(arguments):
         if option in options:
             return value
     return None

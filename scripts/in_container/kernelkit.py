@@ -6,6 +6,7 @@ stack frame.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,8 @@ _USAGE = re.compile(r"\b(STACK|LOCAL):(\d+)")
 def check_kernel_reg_spill_in_artifact(path: str, *, quiet: bool = False, suppress_checking_env_var: str = "") -> list[str]:
     """The mangled names of kernels in `path` that use local memory or a stack frame, sorted, each once."""
     if suppress_checking_env_var and os.environ.get(suppress_checking_env_var) == "1":
-        print(f'::cleanroom:: {{"event":"feature","name":"register-spill check","state":"skipped by {suppress_checking_env_var}"}}')
+        skipped = {"event": "feature", "name": "register-spill check", "state": f"skipped by {suppress_checking_env_var}"}
+        print(f"::cleanroom:: {json.dumps(skipped)}")
         return []
     tool = os.path.join(os.environ["CUDA_HOME"], "bin", "cuobjdump")
     text = subprocess.run([tool, "-res-usage", str(path)], check=True, capture_output=True, text=True).stdout

@@ -35,7 +35,8 @@ def install(environment: Path, wheels: list[Path], folders: list[Path]) -> None:
     command += ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet", "--root-user-action", "ignore"]
     for folder in folders:
         command += ["--find-links", folder]
-    subprocess.run([*command, *requirements], check=True, env={**os.environ, "PYTHONHASHSEED": "0", "PIP_CONFIG_FILE": os.devnull})
+    variables = {**os.environ, "PYTHONHASHSEED": "0", "PIP_CONFIG_FILE": os.devnull}
+    subprocess.run([*command, *requirements], check=True, env=variables)
 
 
 def remove_bytecode(environment: Path) -> None:

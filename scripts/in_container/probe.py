@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 IMPORT_SECONDS = 300
 
@@ -20,7 +21,7 @@ def main() -> int:
     parser.add_argument("--module", action="append", default=[], help="COMPONENT=MODULE to import; may be repeated")
     parser.add_argument("--into", type=Path, required=True)
     options = parser.parse_args()
-    report = {
+    report: dict[str, Any] = {
         "os": "Linux" if sys.platform == "linux" else sys.platform,
         "release": os_release(),
         "machine": platform.machine(),
@@ -28,7 +29,7 @@ def main() -> int:
         "gcc": first(r"(\d+\.\d+\.\d+)", ["gcc", "-dumpfullversion"]),
         "glibc": platform.libc_ver()[1],
         "toolkit": first(r"V(\d+\.\d+\.\d+)", ["nvcc", "--version"]),
-        "distributions": {d.metadata["Name"]: d.version for d in sorted(metadata.distributions(), key=lambda d: d.metadata["Name"])},
+        "distributions": dict(sorted((d.metadata["Name"], d.version) for d in metadata.distributions())),
         "torch": torch_versions(),
         "pip_check": pip_check(),
         "imports": [try_import(*item.split("=")) for item in options.module],
@@ -54,7 +55,7 @@ def first(pattern: str, command: list[str]) -> str:
 
 
 def torch_versions() -> dict[str, str]:
-    """torch's own version with its local part, which the distribution's metadata does not carry."""
+    """The version of torch itself with its local part, which the distribution's metadata does not carry."""
     code = "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': str(torch.version.cuda)}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else {}
