@@ -68,7 +68,12 @@ IMAGE_FILE = "image.oci.tar"
 IMAGE_COMPRESSION: Compression = "zstd"
 DISK_FACTOR, DISK_FACTOR_STARTED = 7, 2
 """Bytes of disk per locked byte: for a first build, and once the engine already holds base and environment."""
-CONTEXTS: Mapping[str, Group] = {"packages": "build", "toolkit": "toolkit", "python": "python", "sources": "source"}
+CONTEXTS: Mapping[str, Group] = {
+    "locked-packages": "build",
+    "locked-toolkit": "toolkit",
+    "locked-python": "python",
+    "locked-sources": "source",
+}
 MARK = "::cleanroom:: "
 
 

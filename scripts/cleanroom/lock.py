@@ -99,15 +99,16 @@ def dump_lock(lock: Lock) -> str:
         f"source_date_epoch: {lock.epoch}",
         "notes:" if lock.notes else "notes: []",
         *(f"- {json.dumps(note)}" for note in lock.notes),
+        "entries:" if lock.entries else "entries: {}",
     ]
     for group in get_args(Group):
         entries = lock.group(group)
         if not entries:
             continue
-        lines.append(f"{group}:")
+        lines.append(f"  {group}:")
         for e in entries:
             values: dict[str, str | int] = {k: getattr(e, k) for k in ("kind", *_FIELDS)}
-            lines.append("- {" + ", ".join(f"{k}: {_scalar(v)}" for k, v in values.items()) + "}")
+            lines.append("  - {" + ", ".join(f"{k}: {_scalar(v)}" for k, v in values.items()) + "}")
     return "\n".join(lines) + "\n"
 
 
@@ -150,7 +151,7 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
         inputs=str(data.get("inputs", "")),
         epoch=_integer(path, data, "source_date_epoch", again),
         notes=tuple(str(n) for n in data.get("notes") or ()),
-        entries=tuple(_entries(path, data, again)),
+        entries=tuple(_entries(path, data.get("entries") or {}, again)),
     )
     if lock.content != data.get("content"):
         raise LockError(

@@ -24,7 +24,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,15 +122,16 @@ class Store:
         return place
 
     @contextmanager
-    def receive(self, entry: Entry) -> Iterator[Path]:
+    def receive(self, entry: Entry, *, waiting: Callable[[], None] | None = None) -> Iterator[Path]:
         """A file to write the entry's bytes to. It may hold the first bytes already, from an interrupted attempt.
 
-        Waits while another thread or process receives the same entry; ask `has` afterwards. At the end the bytes are
+        Waits while another thread or process receives the same entry, calling `waiting` now and then, which may raise;
+        ask `has` afterwards. At the end the bytes are
         checked, synced and renamed into place, or removed and WrongBytes raised. If the block raises, what came so far
         is kept for resuming and never counts as the entry.
         """
         part = self._folder("incoming") / entry.sha256
-        with self._locked_file(part):
+        with self._locked_file(part, waiting=waiting):
             try:
                 yield part
                 if self.has(entry):
@@ -174,7 +175,14 @@ class Store:
     @contextmanager
     def lock(self, name: str, *, wait_message: str = "") -> Iterator[None]:
         """Hold the lock called `name`. If somebody else has it, say `wait_message` on standard error once and wait."""
-        with self._locked_file(self._folder("locks") / _SAFE.sub("_", name), wait_message=wait_message):
+        said: list[str] = []
+
+        def say_once() -> None:
+            if wait_message and not said:
+                said.append(wait_message)
+                print(wait_message, file=sys.stderr, flush=True)
+
+        with self._locked_file(self._folder("locks") / _SAFE.sub("_", name), waiting=say_once):
             yield
 
     def free_bytes(self) -> int:
@@ -231,15 +239,13 @@ class Store:
         return folder
 
     @contextmanager
-    def _locked_file(self, path: Path, *, wait_message: str = "") -> Iterator[None]:
+    def _locked_file(self, path: Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
         """Hold an flock on `path`, which is made if need be. Removing or renaming the file under the lock is allowed."""
-        said = False
         while True:
             with _opened(path) as stream:
                 while not _try_lock(stream):
-                    if wait_message and not said:
-                        print(wait_message, file=sys.stderr, flush=True)
-                        said = True
+                    if waiting is not None:
+                        waiting()
                     time.sleep(0.1)  # polled, so that an interruption is noticed at once in every thread
                 if not _is_still(stream, path):
                     continue  # the one who held it renamed or removed it: what we locked is another file

@@ -151,7 +151,6 @@ class Package:
     file: str
     size: int
     sha256: str
-    needed: bool
     stanza: str
 
 
@@ -183,33 +182,30 @@ class PrivateApt:
 
     def needed(self) -> tuple[str, ...]:
         """Names of all packages that are essential or of priority `required`, and apt itself."""
-        return tuple(sorted({p.name for p in self._index.values() if p.needed} | {"apt"}))
-
-    def newest(self, name: str) -> str | None:
-        """The version apt would install now, None if there is no such package."""
-        done = self._apt("install", "--simulate", name)
-        return next((version for found, version in _INSTALLS.findall(done.stdout) if found == name), None)
+        marks = ("\nEssential: yes\n", "\nPriority: required\n")
+        found = {name for name, stanzas in self._stanzas.items() if any(m in f"{s}\n" for s in stanzas for m in marks)}
+        return tuple(sorted(found | {"apt"}))
 
     def _package(self, name: str, version: str) -> Package:
-        try:
-            return self._index[name.partition(":")[0], version]
-        except KeyError:
-            raise ResolveError(f"apt chose {name} {version}, which no verified index lists with a sha256.") from None
+        found = [p for p in map(read_stanza, self._stanzas.get(name, ())) if p is not None and p.version == version]
+        if not found:
+            raise ResolveError(f"apt chose {name} {version}, which no verified index lists with a sha256.")
+        if len({p.sha256 for p in found}) > 1:
+            raise ResolveError(
+                f"{name} {version} is in two archives with different bytes.",
+                means="\n".join(f"{p.file} has sha256 {p.sha256}" for p in found),
+            )
+        # The same file may be in the main and in the security archive: always name the same one of the two.
+        return min(found, key=lambda p: (p.file.startswith("pool/updates/"), p.file))
 
     @cached_property
-    def _index(self) -> Mapping[tuple[str, str], Package]:
-        packages: dict[tuple[str, str], Package] = {}
+    def _stanzas(self) -> Mapping[str, Sequence[str]]:
+        """The text of all indexes by package name; parsed where it is asked for, as there are seventy thousand."""
+        stanzas: dict[str, list[str]] = {}
         for path in sorted((self.root / "state/lists").glob("*_Packages")):
-            for package in read_index(path.read_text(encoding="utf-8")):
-                known = packages.setdefault((package.name, package.version), package)
-                if known.sha256 != package.sha256:
-                    raise ResolveError(
-                        f"{package.name} {package.version} is in two archives with different bytes.",
-                        means=f"{known.file} has sha256 {known.sha256}, {package.file} has {package.sha256}.",
-                    )
-                if known.file.startswith("pool/updates/") and not package.file.startswith("pool/updates/"):
-                    packages[package.name, package.version] = package  # always the same one of the two places
-        return packages
+            for stanza in path.read_text(encoding="utf-8").split("\n\n"):
+                stanzas.setdefault(stanza.partition("\n")[0].removeprefix("Package: "), []).append(stanza)
+        return stanzas
 
     def _apt(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**_ENVIRONMENT, "APT_CONFIG": str(self.root / "apt.conf")}
@@ -335,19 +331,16 @@ def _keyring() -> str:
     )
 
 
-def read_index(text: str) -> Iterator[Package]:
-    """The packages of a Packages file."""
-    for stanza in text.split("\n\n"):
-        fields = dict(_FIELD.findall(stanza))
-        if {"Package", "Version", "Filename", "Size", "SHA256"} <= fields.keys():
-            needed = fields.get("Essential") == "yes" or fields.get("Priority") == "required"
-            size = int(fields["Size"])
-            yield Package(
-                fields["Package"], fields["Version"], fields["Filename"], size, fields["SHA256"], needed, stanza.strip("\n")
-            )
+def read_stanza(stanza: str) -> Package | None:
+    """One package of a Packages file; None if the stanza lacks what a lock needs."""
+    fields = dict(_FIELD.findall(stanza))
+    if not {"Package", "Version", "Filename", "Size", "SHA256"} <= fields.keys():
+        return None
+    size = int(fields["Size"])
+    return Package(fields["Package"], fields["Version"], fields["Filename"], size, fields["SHA256"], stanza.strip("\n"))
 
 
-_FIELD = re.compile(r"^(Package|Version|Filename|Size|SHA256|Essential|Priority): (.*)$", re.MULTILINE)
+_FIELD = re.compile(r"^(Package|Version|Filename|Size|SHA256): (.*)$", re.MULTILINE)
 
 
 def _complaints(said: str) -> str:
