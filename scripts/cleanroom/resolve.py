@@ -108,8 +108,9 @@ def _index_errors() -> Iterator[None]:
 
 
 def _engine_inputs() -> str:
-    """The engine has no YAML of its own: what it is resolved from is named instead of hashed."""
-    return f"{ENGINE_SUITES[0]} {ENGINE_PLATFORM}: {' '.join(ENGINE_PACKAGES)}"
+    """The engine has no YAML of its own: it is resolved from the names above."""
+    names = " ".join([ENGINE_PLATFORM, *ENGINE_SUITES, *ENGINE_PACKAGES])
+    return f"sha256:{hashlib.sha256(names.encode()).hexdigest()}"
 
 
 def _same_or_new(lock: Lock, path: Path) -> Lock:
@@ -254,7 +255,8 @@ def read_requirements(files: Mapping[str, str], name: str, label: str) -> tuple[
             if included := re.fullmatch(r"(?:-r|--requirement)[\s=]*(\S+)", text):
                 read(_inside(path, included[1], label), path)
             elif text.startswith("-"):
-                dropped.append(f"{path}: option {re.split(r'[\s=]', text)[0]}")
+                option = re.split(r"[\s=]", text)[0]
+                dropped.append(f"{path}: option {option}")
             else:
                 requirements.append(_requirement(text, f"{path} of {label}"))
 

@@ -1,0 +1,100 @@
+"""Assembling a toolkit tree from wheels, as the container does it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cleanroom.project import IN_CONTAINER
+
+EPOCH = 1_796_000_000
+
+
+def wheel(folder: Path, name: str, *files: str) -> None:
+    with zipfile.ZipFile(folder / f"{name}-13.3.73-py3-none-manylinux_2_17_x86_64.whl", "w") as made:
+        for file in files:
+            made.writestr(zipfile.ZipInfo(file), f"{file} of {name}")
+
+
+def assemble(folder: Path, triple: str = "x86_64-linux") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, IN_CONTAINER / "assemble_toolkit.py", "--wheels", folder / "wheels", "--into", folder / "cuda"]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([*command, "--triple", triple], env=environment, check=False, capture_output=True, text=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel(wheels, "nvidia_cuda_nvcc", "nvidia/cu13/bin/nvcc", "nvidia/cu13/bin/nvcc.profile", "nvidia/__init__.py",
+          "nvidia/cu13/nvvm/bin/cicc", "nvidia_cuda_nvcc-13.3.73.dist-info/METADATA")  # fmt: skip
+    wheel(wheels, "nvidia_cuda_runtime", "nvidia/cu13/include/cuda.h", "nvidia/cu13/lib/libcudart.so.13", "nvidia/__init__.py")
+    return tmp_path
+
+
+def test_only_the_toolkit_s_own_files_are_unpacked_and_every_program_can_be_run(place: Path) -> None:
+    done = assemble(place)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("5 files of 2 wheels in ")
+    files = {str(p.relative_to(place / "cuda")): p.stat().st_mode & 0o777 for p in (place / "cuda").rglob("*")
+             if p.is_file() and not p.is_symlink() and "targets" not in p.parts}  # fmt: skip
+    assert {name: mode for name, mode in files.items() if "stubs" not in name} == {
+        "bin/nvcc": 0o755, "bin/nvcc.profile": 0o644, "nvvm/bin/cicc": 0o755, "include/cuda.h": 0o644, "lib/libcudart.so.13": 0o644,
+    }  # fmt: skip
+    assert (place / "cuda/bin/nvcc").read_text() == "nvidia/cu13/bin/nvcc of nvidia_cuda_nvcc"
+
+
+def test_the_links_that_build_scripts_look_for_are_there(place: Path) -> None:
+    assemble(place, "sbsa-linux")
+    links = {"lib64": "lib", "lib/libcudart.so": "libcudart.so.13", "targets/sbsa-linux/include": "../../include",
+             "targets/sbsa-linux/lib": "../../lib"}  # fmt: skip
+    assert {name: os.readlink(place / "cuda" / name) for name in links} == links
+    assert all((place / "cuda" / name).exists() for name in links)
+
+
+def test_the_driver_stub_has_the_driver_s_name_and_is_the_same_every_time(place: Path) -> None:
+    assemble(place)
+    stub = place / "cuda/lib/stubs/libcuda.so"
+    dynamic = subprocess.run(["readelf", "-dn", stub], check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    assert "Library soname: [libcuda.so.1]" in dynamic.stdout
+    assert "Build ID" not in dynamic.stdout
+    first = stub.read_bytes()
+    (place / "cuda").rename(place / "before")
+    assemble(place)
+    assert stub.read_bytes() == first
+
+
+def test_two_wheels_with_one_path_are_refused(place: Path) -> None:
+    wheel(place / "wheels", "nvidia_other", "nvidia/cu13/include/cuda.h")
+    done = assemble(place)
+    assert done.returncode != 0
+    assert "include/cuda.h is brought by nvidia_cuda_runtime-" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nvidia/cu13/../../../outside", "nvidia/cu13/lib/../../../../outside"])
+def test_a_path_that_leaves_its_folder_is_refused(place: Path, name: str) -> None:
+    wheel(place / "wheels", "evil", name)
+    done = assemble(place)
+    assert done.returncode != 0
+    assert "leaves its folder" in done.stderr
+    assert list(place.rglob("outside")) == []
+
+
+def test_wheels_without_a_toolkit_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel(tmp_path / "wheels", "numpy", "numpy/__init__.py")
+    done = assemble(tmp_path)
+    assert done.returncode == 1
+    assert "No toolkit files" in done.stderr
+
+
+def test_every_time_is_the_epoch(place: Path) -> None:
+    assemble(place)
+    root = place / "cuda"
+    assert {os.lstat(path).st_mtime_ns for path in [root, *root.rglob("*")]} == {EPOCH * 10**9}
