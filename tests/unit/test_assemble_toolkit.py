@@ -22,7 +22,8 @@ def wheel(folder: Path, name: str, *files: str) -> None:
 
 
 def assemble(folder: Path, triple: str = "x86_64-linux") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, IN_CONTAINER / "assemble_toolkit.py", "--wheels", folder / "wheels", "--into", folder / "cuda"]
+    script = IN_CONTAINER / "assemble_toolkit.py"
+    command: list[str | Path] = [sys.executable, script, "--wheels", folder / "wheels", "--into", folder / "cuda"]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run([*command, "--triple", triple], env=environment, check=False, capture_output=True, text=True)
 
@@ -44,7 +45,8 @@ def test_only_the_toolkit_s_own_files_are_unpacked_and_every_program_can_be_run(
     files = {str(p.relative_to(place / "cuda")): p.stat().st_mode & 0o777 for p in (place / "cuda").rglob("*")
              if p.is_file() and not p.is_symlink() and "targets" not in p.parts}  # fmt: skip
     assert {name: mode for name, mode in files.items() if "stubs" not in name} == {
-        "bin/nvcc": 0o755, "bin/nvcc.profile": 0o644, "nvvm/bin/cicc": 0o755, "include/cuda.h": 0o644, "lib/libcudart.so.13": 0o644,
+        "bin/nvcc": 0o755, "bin/nvcc.profile": 0o644, "nvvm/bin/cicc": 0o755, "include/cuda.h": 0o644,
+        "lib/libcudart.so.13": 0o644,
     }  # fmt: skip
     assert (place / "cuda/bin/nvcc").read_text() == "nvidia/cu13/bin/nvcc of nvidia_cuda_nvcc"
 
@@ -60,7 +62,8 @@ def test_the_links_that_build_scripts_look_for_are_there(place: Path) -> None:
 def test_the_driver_stub_has_the_driver_s_name_and_is_the_same_every_time(place: Path) -> None:
     assemble(place)
     stub = place / "cuda/lib/stubs/libcuda.so"
-    dynamic = subprocess.run(["readelf", "-dn", stub], check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    environment = {**os.environ, "LC_ALL": "C"}
+    dynamic = subprocess.run(["readelf", "-dn", stub], check=True, capture_output=True, text=True, env=environment)
     assert "Library soname: [libcuda.so.1]" in dynamic.stdout
     assert "Build ID" not in dynamic.stdout
     first = stub.read_bytes()

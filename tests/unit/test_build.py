@@ -203,7 +203,9 @@ def test_a_truncated_image_has_no_digest(tmp_path: Path, length: int) -> None:
     assert manifest_digest(tmp_path / "image.tar") == ""
 
 
-@pytest.mark.parametrize("index", ["{}", "[]", "null", "5", '{"manifests": []}', '{"manifests": {}}', '{"manifests": [5]}', "{", "\xff"])
+@pytest.mark.parametrize(
+    "index", ["{}", "[]", "null", "5", '{"manifests": []}', '{"manifests": {}}', '{"manifests": [5]}', "{", "\xff"]
+)
 def test_an_image_with_an_index_of_another_shape_has_no_digest(tmp_path: Path, index: str) -> None:
     with tarfile.open(tmp_path / "image.tar", "w") as made:
         item = tarfile.TarInfo("index.json")
@@ -264,7 +266,8 @@ def test_without_a_probe_the_environment_is_what_is_locked(job: Job) -> None:
 
 def test_what_was_seen_from_inside_counts_more_than_what_is_locked(job: Job) -> None:
     probe = {"os": "Linux", "gcc": "14.2.0", "python": "3.13.5", "toolkit": "13.3.73", "release": "Debian", "glibc": "2.41",
-             "distributions": {"setuptools": "1", "torch": "2.13.0"}, "torch": {"version": "2.13.0+cu130", "cuda": "13.0"}}  # fmt: skip
+             "distributions": {"setuptools": "1", "torch": "2.13.0"},
+             "torch": {"version": "2.13.0+cu130", "cuda": "13.0"}}  # fmt: skip
     found = environment_of(job, probe)
     assert (found["gcc"], found["distribution:setuptools"]) == ("14.2.0", "1")
     assert found["distribution:torch"] == "2.13.0+cu130"

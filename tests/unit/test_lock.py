@@ -37,7 +37,7 @@ def round_trip(tmp_path: Path, written_lock: Lock) -> Lock:
 
 
 def test_a_lock_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    whole = lock(notes=("numpy 2 asks for more: `see` \"there\"", "a: colon, a # hash"))
+    whole = lock(notes=('numpy 2 asks for more: `see` "there"', "a: colon, a # hash"))
     again = round_trip(tmp_path, whole)
     assert replace(again, entries=tuple(sorted(again.entries))) == replace(whole, entries=tuple(sorted(whole.entries)))
     assert again.content == whole.content
@@ -80,7 +80,9 @@ def test_a_version_that_yaml_would_take_for_something_else_stays_text(tmp_path: 
     assert round_trip(tmp_path, one).version_of("thing") == version
 
 
-@pytest.mark.parametrize("name", ["no", "yes", "on", "off", "true", "null", "y", "n", "3to2", "libstdc++6", "_a", "a b", "é", "#x", "a:b"])
+@pytest.mark.parametrize(
+    "name", ["no", "yes", "on", "off", "true", "null", "y", "n", "3to2", "libstdc++6", "_a", "a b", "é", "#x", "a:b"]
+)
 def test_a_name_that_yaml_would_take_for_something_else_stays_text(tmp_path: Path, name: str) -> None:
     (again,) = round_trip(tmp_path, lock(entries=(entry("base", "debian", name, "1.0", "thing.deb"),))).entries
     assert again.name == name
@@ -124,7 +126,7 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("2.41-12+deb13u3\"", "2.41-12+deb13u4\""), ("size: 10", "size: 11"), ("target: fixture", "target: sm100"),
+    [('2.41-12+deb13u3"', '2.41-12+deb13u4"'), ("size: 10", "size: 11"), ("target: fixture", "target: sm100"),
      ("source_date_epoch: 1796000000", "source_date_epoch: 1796000001"), ("content: sha256:", "content: sha256:0")],
 )  # fmt: skip
 def test_a_lock_edited_by_hand_is_refused(tmp_path: Path, old: str, new: str) -> None:

@@ -20,7 +20,8 @@ EPOCH = 1_796_000_000
 def wheel(folder: Path, name: str, requires: str = "") -> None:
     """A wheel of one module, with a RECORD as pip wants it."""
     folder.mkdir(exist_ok=True)
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0+local\n" + (f"Requires-Dist: {requires}\n" if requires else "")
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0+local\n"
+    metadata += f"Requires-Dist: {requires}\n" if requires else ""
     info = f"{name}-1.0+local.dist-info"
     files = {f"{name}.py": "value = 1\n", f"{info}/METADATA": metadata,
              f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}  # fmt: skip
@@ -36,7 +37,7 @@ def digest(text: str) -> str:
 
 def make(into: Path, *folders: Path) -> str:
     options = [part for folder in folders for part in ("--wheels", str(folder))]
-    command = [sys.executable, IN_CONTAINER / "make_environment.py", *options, "--into", into]
+    command: list[str | Path] = [sys.executable, IN_CONTAINER / "make_environment.py", *options, "--into", into]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
@@ -55,7 +56,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheels_of_every_folder_are_installed_and_nothing_is_resolved(environment: Path) -> None:
     program = "import alpha, beta, gamma; from importlib.metadata import version; print(version('alpha'), version('beta'))"
-    command = [environment / "bin" / "python", "-B", "-c", program]
+    command = [str(environment / "bin" / "python"), "-B", "-c", program]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "1.0+local 1.0+local\n"
 
 
