@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from cleanroom import __version__
 from cleanroom import fetch as fetching
@@ -75,6 +77,8 @@ CONTEXTS: Mapping[str, Group] = {
     "locked-sources": "source",
 }
 MARK = "::cleanroom:: "
+WANTED = re.compile(r"(?:has requirement|requires) ([A-Za-z0-9][A-Za-z0-9._-]*)")
+"""What `pip check` names as required."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ def manifest_digest(image: Path) -> str:
             member = archive.extractfile("index.json")
             index = json.load(member) if member else {}
         return str(index["manifests"][0]["digest"])
-    except (OSError, tarfile.TarError, KeyError, IndexError, ValueError):
+    except (OSError, tarfile.TarError, KeyError, IndexError, TypeError, ValueError):
         return ""
 
 
@@ -453,13 +457,11 @@ def unmet_requirements(job: Job, probe: Mapping[str, Any]) -> tuple[str, ...]:
     """What `pip check` says inside the image, each line with the declared override that explains it, if there is one."""
     lines = []
     for line in probe.get("pip_check", ()):
-        reasons = [o.reason for o in job.target.overrides if requirement_name(o.requirement) in line]
+        wanted = WANTED.search(line)
+        name = canonicalize_name(wanted[1]) if wanted else ""
+        reasons = [o.reason for o in job.target.overrides if canonicalize_name(Requirement(o.requirement).name) == name]
         lines.append(f"{line} ({reasons[0]})" if reasons else line)
     return tuple(lines)
-
-
-def requirement_name(requirement: str) -> str:
-    return Requirement(requirement).name
 
 
 def raise_for(record: Record) -> None:

@@ -28,6 +28,8 @@ Group = Literal["base", "build", "toolkit", "python", "source", "engine"]
 their own tree; python: wheels of the environment; source: archives that are compiled; engine: the embedded engine."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_WORDS = ("yes", "no", "y", "n", "true", "false", "null", "on", "off")
+"""What YAML takes for something else than text."""
 _FIELDS = ("name", "version", "file", "size", "sha256")
 
 
@@ -113,8 +115,11 @@ def dump_lock(lock: Lock) -> str:
 
 
 def _scalar(value: str | int) -> str:
-    plain = isinstance(value, int) or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./+-]*|[0-9a-f]{64}", value)
-    return str(value) if plain and value not in ("yes", "no", "true", "false", "null", "on", "off") else json.dumps(value)
+    """Plain where YAML reads it back as the same text, quoted otherwise."""
+    if isinstance(value, int):
+        return str(value)
+    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./+-]*|[0-9a-f]{64}", value)
+    return value if plain and not value.isdigit() and value.lower() not in _WORDS else json.dumps(value)
 
 
 def write_lock(path: Path, lock: Lock) -> None:
@@ -134,6 +139,8 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
         text = path.read_text()
     except FileNotFoundError:
         raise LockError(f"There is no lock {path.name}.", means="Nothing is pinned for it yet.", next_step=again) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(f"{path.name} cannot be read: {error}.", means="It is damaged, or not a lock.", next_step=again) from None
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -150,8 +157,8 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
         base=str(data.get("base", "")),
         inputs=str(data.get("inputs", "")),
         epoch=_integer(path, data, "source_date_epoch", again),
-        notes=tuple(str(n) for n in data.get("notes") or ()),
-        entries=tuple(_entries(path, data.get("entries") or {}, again)),
+        notes=tuple(str(n) for n in _a(list, path, data, "notes", again)),
+        entries=tuple(_entries(path, _a(dict, path, data, "entries", again), again)),
     )
     if lock.content != data.get("content"):
         raise LockError(
@@ -175,10 +182,18 @@ def _integer(path: Path, data: Mapping[str, Any], key: str, again: str) -> int:
     return value
 
 
+def _a(kind: type[Any], path: Path, data: Mapping[str, Any], key: str, again: str) -> Any:
+    """A list or mapping of the lock; empty where the key is absent."""
+    value = data.get(key) or kind()
+    if not isinstance(value, kind):
+        raise LockError(f"{path.name}: {key} is {value!r}, not a {kind.__name__}.", means="The lock is damaged.", next_step=again)
+    return value
+
+
 def _entries(path: Path, data: Mapping[str, Any], again: str) -> Iterable[Entry]:
     seen: dict[tuple[str, str], str] = {}
     for group in get_args(Group):
-        for row in data.get(group) or ():
+        for row in _a(list, path, data, group, again):
             if not isinstance(row, dict):
                 raise LockError(f"{path.name}: {group} holds {row!r}, no entry.", means="It is damaged.", next_step=again)
             missing = [k for k in ("kind", *_FIELDS) if row.get(k) in (None, "")]
@@ -192,8 +207,10 @@ def _entries(path: Path, data: Mapping[str, Any], again: str) -> Iterable[Entry]
             if row["kind"] not in get_args(Kind):
                 known = ", ".join(get_args(Kind))
                 raise LockError(f"{path.name}: {label} has kind {row['kind']!r}.", means=f"Known: {known}.", next_step=again)
+            if not isinstance(row["size"], int):
+                raise LockError(f"{path.name}: {label} has size {row['size']!r}, not a number of bytes.", next_step=again)
             text = {key: str(row[key]) for key in ("name", "version", "file", "sha256")}
-            entry = Entry(group=group, kind=row["kind"], size=int(row["size"]), **text)
+            entry = Entry(group=group, kind=row["kind"], size=row["size"], **text)
             if ".." in entry.file.split("/") or entry.file.startswith("/"):
                 outside = f"{path.name}: {label} has the file path {entry.file!r}, which leaves its folder."
                 raise LockError(outside, next_step=again)

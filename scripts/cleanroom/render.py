@@ -83,7 +83,7 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
     asked = target.architectures_of(component.name)
     source = source_of(component, lock)
     rule = component.architecture
-    changed = rule.decided == "build" and rule.default and asked != rule.default
+    changed = rule.decided == "build" and rule.default and set(asked) != set(rule.default)
     placeholders = {
         "{version}": component.source.version,
         "{torch_arch_list}": torch_arch_list(asked),
@@ -117,8 +117,8 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
 def resume_key(body: Mapping[str, Any], lock: Lock) -> str:
     """Names the folder of objects that an interrupted build may take up again: one for one exact set of inputs."""
     inputs = [e.sha256 for e in lock.group("base", "build", "toolkit", "python")]
-    launcher = (IN_CONTAINER / "compile_launcher.py").read_text()
-    return hashlib.sha256(json.dumps([body, inputs, lock.epoch, launcher], sort_keys=True).encode()).hexdigest()[:32]
+    scripts = [(IN_CONTAINER / name).read_text() for name in BUILD_SCRIPTS]  # they set flags, paths and times
+    return hashlib.sha256(json.dumps([body, inputs, lock.epoch, scripts], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def source_of(component: Component, lock: Lock) -> Entry:
@@ -177,7 +177,7 @@ def check(rendered: Rendered, folder: Path) -> None:
 
 
 def same(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text() == text
+    return path.is_file() and path.read_bytes() == text.encode()
 
 
 def leftovers(rendered: Rendered, folder: Path) -> list[str]:

@@ -23,7 +23,6 @@ from pathlib import Path, PurePosixPath
 import uv
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 
 from cleanroom import fetch as fetching
@@ -32,9 +31,9 @@ from cleanroom.component import Component
 from cleanroom.console import Console
 from cleanroom.envs import Envs
 from cleanroom.errors import IntegrityError, LockError, ResolveError
-from cleanroom.lock import Entry, Group, Lock, lock_path, read_lock
+from cleanroom.lock import Entry, Group, Kind, Lock, lock_path, read_lock
 from cleanroom.project import REPOSITORY, Project
-from cleanroom.sources import Unreachable
+from cleanroom.sources import Source, Unreachable
 from cleanroom.sources.apt import Package, PrivateApt, open_private_apt
 from cleanroom.sources.folder import archive_name, pack
 from cleanroom.sources.image import confirmed, image_entry
@@ -150,8 +149,10 @@ def _on_image(target: Target, base: Base, apt: PrivateApt, names: Sequence[str])
     notes = (
         f"{base.image}: digest taken from envs, {'confirmed by its registry' if checked else 'not verified against a registry'}",
         _debian_note(base.suites),
-        "Debian packages of group build: all that the components need, without knowing what the image has already, "
-        "except essential and required packages",
+        (
+            "Debian packages of group build: all that the components need, without knowing what the image has already, "
+            "except essential and required packages"
+        ),
     )
     return (image_entry(base.image, digest), *_entries("build", packages)), notes
 
@@ -205,7 +206,7 @@ def _requirements_files(
     wanted = [(c, e) for c, e in zip(components, sources, strict=True) if c.requirements_file]
     missing = [e for _, e in wanted if not store.has(e)]
     if missing:
-        brought = {"pypi": PypiSource(index), "folder": fetching.folder_source(components, project)}
+        brought: dict[Kind, Source] = {"pypi": PypiSource(index), "folder": fetching.folder_source(components, project)}
         fetching.receive(missing, brought, store, console, title="Fetching source archives", lock_again="nox -s lock")
     for _, entry in wanted:
         store.check(entry)
@@ -383,8 +384,10 @@ class _Python:
             console.warn(f"The override {override.requirement} changes nothing here; consider removing it from {self.target.name}.")
         notes = [f"{o.requirement} instead of {o.instead_of}: {o.reason} ({o.source})" for o in effective]
         own = {canonicalize_name(c.distribution): c for c in self.components}
-        for name in sorted(own.keys() & solution.versions.keys()):
-            notes.append(f"{name} {solution.versions[name]} was asked for by another package; the one compiled here is used")
+        notes += [
+            f"{name} {solution.versions[name]} was asked for by another package; the one compiled here is used"
+            for name in sorted(own.keys() & solution.versions.keys())
+        ]
         chosen = {n: v for n, v in solution.versions.items() if n not in own}
         notes.append("Python: pip's index-url only; extra indexes, find-links and constraints of the machine were not consulted")
         return self._wheels("python", chosen, solution.hashes, asked.requirements), (*asked.notes, *notes)
@@ -475,7 +478,7 @@ def read_solution(text: str) -> Solution:
 
 
 def uv_platform(glibc: str, platform: str) -> str:
-    """uv's name of the platform: of its glibc releases the newest that is not newer than the base's."""
+    """Uv's name of the platform: of its glibc releases the newest that is not newer than the base's."""
     minor = int(glibc.split(".")[1])
     known = max((n for n in UV_GLIBC if n <= minor), default=UV_GLIBC[0])
     return f"{MACHINES[platform]}-manylinux_2_{known}"

@@ -98,7 +98,7 @@ class Store:
             raise IntegrityError(
                 f"{entry} is not in the store: {error.strerror or error}.",
                 means=f"It belongs at {path}.",
-                next_step="fetch it: nox -s fetch-TARGET",
+                next_step="fetch it: nox -s fetch-<target>",
             ) from None
         if size == entry.size and actual == entry.sha256:
             return
@@ -111,7 +111,7 @@ class Store:
         raise IntegrityError(
             f"{entry} in the store {how}.",
             means=f"It changed after it was stored, so it is not used; it was set aside as {place}.",
-            next_step="type the same command again, or nox -s fetch-TARGET: the file is fetched again and checked",
+            next_step="type the same command again, or nox -s fetch-<target>: the file is fetched again and checked",
         )
 
     def set_aside(self, entry: Entry) -> Path:
@@ -309,7 +309,7 @@ def _remove_tree(folder: Path) -> None:
     if not folder.exists() or _holds_mounts(folder):
         return
 
-    def make_writable(remove: object, path: str, error: object) -> None:
+    def make_writable(_remove: object, path: str, _error: object) -> None:
         with contextlib.suppress(OSError):
             os.chmod(os.path.dirname(path), 0o700)
             os.chmod(path, 0o700)

@@ -97,9 +97,15 @@ def unpack(component: dict[str, Any], archive: Path) -> Path:
     if found != component["source"]["sha256"]:
         raise Refused(f"{archive.name} has sha256 {found}, the lock says {component['source']['sha256']}")
     BUILD.mkdir(exist_ok=True)
-    with tarfile.open(archive) as tar:
-        tar.extractall(BUILD, filter="data")
-    (top,) = [path for path in BUILD.iterdir() if path.is_dir()]
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(BUILD, filter="data")
+    except tarfile.TarError as error:
+        raise Refused(f"{archive.name} cannot be unpacked safely: {error}") from None
+    folders = [path for path in BUILD.iterdir() if path.is_dir()]
+    if len(folders) != 1:
+        raise Refused(f"{archive.name} holds {len(folders)} folders at its top, a source archive holds one")
+    (top,) = folders
     source: Path = BUILD / component["name"]
     if top != source:
         top.rename(source)
@@ -111,6 +117,8 @@ def substitute(component: dict[str, Any], source: Path) -> list[str]:
     done = []
     for change in component["substitute"]:
         path = inside(source, change["file"])
+        if not path.is_file():
+            raise Refused(f"{change['file']}: no such file in the source, so nothing could be substituted")
         text = path.read_text()
         found = text.count(change["match"])
         if found != change["count"]:
@@ -227,8 +235,10 @@ def memory_watch() -> Iterator[dict[str, int]]:
     stop = threading.Event()
 
     def watch() -> None:
-        while not stop.wait(SAMPLE_SECONDS):
+        while True:
             seen["peak"] = max(seen["peak"], resident_memory())
+            if stop.wait(SAMPLE_SECONDS):
+                return
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

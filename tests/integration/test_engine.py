@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cleanroom.fetch import fetch
-from cleanroom.store import Store
 
 from cleanroom import engine as engine_module
 from cleanroom.bootstrap import BaseLayout, base_layout, engine_root
@@ -19,10 +17,12 @@ from cleanroom.console import Console
 from cleanroom.embedded import PREFIX, embedded_engine
 from cleanroom.engine import BuildRequest, Engine, LocalOutput, OciOutput, StepEvent, StepFailed, engine_lock, open_engine
 from cleanroom.errors import EngineError
+from cleanroom.fetch import fetch
 from cleanroom.files import sha256_of
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.oci import write_layout, write_rootfs_tar
 from cleanroom.project import REPOSITORY, Project
+from cleanroom.store import Store
 
 pytestmark = [
     pytest.mark.integration,

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from cleanroom.store import Store
 
 from cleanroom import bootstrap
 from cleanroom.bootstrap import base_layout, differences, installed_packages
 from cleanroom.console import Console
 from cleanroom.errors import EngineError
 from cleanroom.lock import Entry, Lock
+from cleanroom.store import Store
 
 STATUS = """Package: dash
 Essential: yes

@@ -27,7 +27,7 @@ from cleanroom.target import Selection, Target
 GOLDEN = Path(__file__).parent / "data" / "golden"
 FIXTURE_ENVS = REPOSITORY / "tests" / "fixture" / "envs"
 RESUME = re.compile(r"(?<=cleanroom-resume-)[0-9a-f]{32}")
-CONTEXTS = {"base", "packages", "toolkit", "python", "sources", "scripts"}
+CONTEXTS = {"base", "locked-packages", "locked-toolkit", "locked-python", "locked-sources", "scripts"}
 SM100A, SM103A = parse_arch("sm_100a", where=""), parse_arch("sm_103a", where="")
 
 

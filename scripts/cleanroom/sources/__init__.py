@@ -14,15 +14,15 @@ from typing import Protocol
 from cleanroom.lock import Entry, Kind
 
 
-class Gone(Exception):  # noqa: N818 - not an error of the user's: fetch turns it into one, with an explanation
+class Gone(Exception):
     """The source answers, but has no such file any more."""
 
 
-class Unreachable(Exception):  # noqa: N818 - as above
+class Unreachable(Exception):
     """The source does not answer, or the transfer breaks again and again. The text says how."""
 
 
-class Stopped(Exception):  # noqa: N818 - as above
+class Stopped(Exception):
     """The work was called off while this file was being received."""
 
 

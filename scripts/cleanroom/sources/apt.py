@@ -22,7 +22,7 @@ ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp")
 
 _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
-_TAKEN = re.compile(r"Acquire::(?:(?:https?|ftp)(?:::|\b)|Check-(?:Valid-Until|Date)\b|Force|Retries\b|Min-ValidTime|Max-ValidTime)")
+_TAKEN = re.compile(r"Acquire::(?:(?:https?|ftp)(?:::|\b)|Check-(?:Valid-Until|Date)\b|Force|Retries\b|M(?:in|ax)-ValidTime)")
 """The machine's settings that the private apt takes over: how archives are reached, and how old they may be."""
 _INSTALLS = re.compile(r"^Inst (\S+) (?:\[[^]]*\] )?\((\S+) ", re.MULTILINE)
 _SIGNATURE = re.compile(r"signature|signed|NO_PUBKEY|GPG error|OpenPGP|sqv|Missing key", re.IGNORECASE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from cleanroom.errors import FetchError
 from cleanroom.lock import Entry, Kind
 from cleanroom.sources import Gone, Part, Unreachable
 from cleanroom.sources.apt import Archives, ca_info, configured_archives, proxies
-from cleanroom.sources.download import TIMEOUT, Sessions, ca_bundle, download
+from cleanroom.sources.download import BLOCK, TIMEOUT, Sessions, ca_bundle, download
 
 SNAPSHOT = "CLEANROOM_DEBIAN_SNAPSHOT"
 """Environment variable: root address of a snapshot service, which keeps what the archive has dropped."""
@@ -109,7 +108,7 @@ def _copy(source: Path, part: Part) -> None:
         raise Gone(str(source))
     part.restart()
     with source.open("rb") as stream:
-        while block := stream.read(shutil.COPY_BUFSIZE):
+        while block := stream.read(BLOCK):
             part.write(block)
 
 

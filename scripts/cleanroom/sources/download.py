@@ -6,7 +6,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import requests
@@ -35,7 +35,7 @@ class Session(requests.Session):
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
         """The environment's proxies, then the configured ones; always the chosen CA bundle."""
-        settings: MutableMapping[str, Any] = super().merge_environment_settings(url, proxies, stream, verify, cert)
+        settings: Any = super().merge_environment_settings(url, proxies, stream, verify, cert)
         settings["verify"] = self.bundle or True
         settings["proxies"] = {**settings["proxies"], **self.chosen_proxies}
         return settings
@@ -49,7 +49,7 @@ class Sessions:
         self._local = threading.local()
 
     def get(self) -> Session:
-        """This thread's session."""
+        """The session of the calling thread."""
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
             session = self._local.session = Session(self._bundle, self._proxies)

@@ -19,7 +19,13 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import requests
 import urllib3
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import InvalidVersion, Version
 from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
 
@@ -49,7 +55,7 @@ class PipSettings:
         if bundle := ca_bundle(self.cert):
             found["SSL_CERT_FILE"] = bundle
         if self.proxy:
-            found |= {name: self.proxy for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
+            found |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), self.proxy)
         return found
 
 
