@@ -200,7 +200,7 @@ def test_without_a_network_the_number_of_missing_files_is_told(
 
 def test_a_password_of_the_index_is_in_no_message(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cleanroom.sources.pypi.PAUSES", ())
-    monkeypatch.setenv("PIP_INDEX_URL", "http://someone:hidden@127.0.0.1:9/simple/")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://someone" ":hidden@127.0.0.1:9/simple/")
     with pytest.raises(FetchError) as raised:
         run(store, wheel())
     assert "hidden" not in str(raised.value)
@@ -279,21 +279,21 @@ def test_an_interrupted_fetch_leaves_no_object_and_can_be_resumed(server: Served
     store.check(entry)
 
 
-PROGRAM = [
-    sys.executable,
-    "-c",
-    f"import sys; sys.path.insert(0, {str(REPOSITORY / 'scripts')!r})\n"
-    "from pathlib import Path\n"
-    "from cleanroom.console import Console\n"
-    "from cleanroom.fetch import fetch\n"
-    "from cleanroom.lock import read_lock\n"
-    "from cleanroom.project import Project\n"
-    "from cleanroom.store import Store\n"
-    "try:\n"
-    "    fetch(read_lock(Path(sys.argv[2])), Store(Path(sys.argv[1])), Console(), project=Project())\n"
-    "except KeyboardInterrupt:\n"
-    "    sys.exit(130)\n",
-]
+CODE = f"""
+import sys
+sys.path.insert(0, {str(REPOSITORY / "scripts")!r})
+from pathlib import Path
+from cleanroom.console import Console
+from cleanroom.fetch import fetch
+from cleanroom.lock import read_lock
+from cleanroom.project import Project
+from cleanroom.store import Store
+try:
+    fetch(read_lock(Path(sys.argv[2])), Store(Path(sys.argv[1])), Console(), project=Project())
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+PROGRAM = [sys.executable, "-c", CODE]
 
 
 def write_lock_file(folder: Path, *entries: Entry) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from locks import lock
 
 from cleanroom import resolve as resolving
 from cleanroom.component import Component
@@ -17,12 +18,13 @@ from cleanroom.lock import write_lock
 from cleanroom.project import REPOSITORY
 from cleanroom.resolve import gather, read_requirements, read_solution, text_files, uv_platform
 from cleanroom.target import Override
-from locks import lock
 
 FILES = {
     "requirements-nvidia.txt": "-r requirements-dev.txt\n--find-links https://wheels.example/cu132\ntorch==2.13.0+cu132\n",
     "requirements-dev.txt": "--requirement=./requirements.txt  # all\npytest==8.4.2 ; python_version > '3'\n\n# nothing\n",
-    "requirements.txt": "numpy == 2.3.5 \\\n    --hash=sha256:00\ntile_kernels==2.1.0\nposix_ipc==1.3.2 # why\n-r requirements-dev.txt\n",
+    "requirements.txt": (
+        "numpy == 2.3.5 \\\n    --hash=sha256:00\ntile_kernels==2.1.0\nposix_ipc==1.3.2 # why\n-r requirements-dev.txt\n"
+    ),
 }
 ENVS = load_envs(REPOSITORY / "envs")
 TORCH = Override("torch==2.13.0", "torch==2.13.0+cu132", "not on the index", "requirements")
@@ -32,12 +34,12 @@ CUTLASS = Override("nvidia-cutlass-dsl[cu13]", "nvidia-cutlass-dsl", "CUDA 13", 
 
 def test_requirements_are_followed_inside_the_archive_and_places_are_dropped() -> None:
     requirements, dropped = read_requirements(FILES, "requirements-nvidia.txt", "deepinfer 0.1.0")
-    expected = ("numpy==2.3.5", "tile_kernels==2.1.0", "posix_ipc==1.3.2", 'pytest==8.4.2; python_version > "3"', "torch==2.13.0+cu132")
-    assert requirements == expected
+    own = ("numpy==2.3.5", "tile_kernels==2.1.0", "posix_ipc==1.3.2")
+    assert requirements == (*own, 'pytest==8.4.2; python_version > "3"', "torch==2.13.0+cu132")
     assert dropped == ("requirements-nvidia.txt: option --find-links",)
 
 
-@pytest.mark.parametrize("outside", ["-r ../secret.txt", "-r /etc/passwd", "-r https://elsewhere.example/r.txt", "-r a/../../b.txt"])
+@pytest.mark.parametrize("outside", ["-r ../s.txt", "-r /etc/passwd", "-r https://elsewhere.example/r.txt", "-r a/../../b.txt"])
 def test_an_include_that_leaves_the_archive_is_refused(outside: str) -> None:
     with pytest.raises(ResolveError, match="outside of the archive"):
         read_requirements({"r.txt": outside}, "r.txt", "thing 1.0")
@@ -75,7 +77,7 @@ def components(*names: str) -> list[Component]:
 def test_an_override_replaces_the_requirement_it_names_and_components_are_left_out() -> None:
     asked = gather(components("tilekernels", "deepinfer"), (TORCH, NCCL, CUTLASS), {"deepinfer": FILES})
     assert "torch==2.13.0" in asked.requirements
-    assert not [r for r in asked.requirements if "cu132" in r or "tile" in r and "tilelang" not in r or "cutlass" in r]
+    assert not [r for r in asked.requirements if "cu132" in r or "kernels" in r or "cutlass" in r]
     assert asked.replaced == (TORCH,)
     assert [n for n in asked.notes if "--find-links dropped" in n]
     assert not [n for n in asked.notes if "://" in n]
@@ -90,7 +92,8 @@ def test_a_component_of_another_version_than_asked_for_is_noted() -> None:
 
 def test_a_solution_is_read_with_its_hashes() -> None:
     one, two = "1" * 64, "2" * 64
-    text = f"Some.Name==1.0 \\\n    --hash=sha256:{one} \\\n    --hash=sha256:{two}\nother[extra]==2.0+local \\\n    --hash=sha256:{one}\n"
+    text = f"Some.Name==1.0 \\\n    --hash=sha256:{one} \\\n    --hash=sha256:{two}\n"
+    text += f"other[extra]==2.0+local \\\n    --hash=sha256:{one}\n"
     solution = read_solution(text)
     assert solution.versions == {"some-name": "1.0", "other": "2.0+local"}
     assert solution.hashes["some-name"] == {one, two}

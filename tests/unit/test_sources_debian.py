@@ -144,7 +144,7 @@ def archives_from(folder: Path, monkeypatch: pytest.MonkeyPatch, *, lines: str =
 def test_one_line_sources_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = archives_from(tmp_path, monkeypatch, lines=ONE_LINE)
     assert found == Archives(("http://mirror.example/debian",), ("http://security.example/debian-security",))
-    assert [s.uris[0] for s in read_source_lines(ONE_LINE)][0] == "http://other.example/apt"
+    assert next(s.uris[0] for s in read_source_lines(ONE_LINE)) == "http://other.example/apt"
 
 
 def test_deb822_sources_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ def test_only_index_certificate_and_proxy_are_taken_from_pip(tmp_path: Path) -> 
     for path in (everyone, mine):
         path.parent.mkdir(parents=True)
     everyone.write_text("[global]\nindex-url = http://everyone/simple\nextra-index-url = http://no/\n")
-    lines = ["index_url = http://mine/simple", "proxy = http://proxy:1", "cert = /mine.pem", "find-links = /wheels", "constraint = c"]
-    mine.write_text("\n".join(["[global]", *lines]))
+    lines = ["[global]", "index_url = http://mine/simple", "proxy = http://proxy:1", "cert = /mine.pem"]
+    mine.write_text("\n".join([*lines, "find-links = /wheels", "constraint = c"]))
     environment = {"HOME": str(tmp_path / "home"), "XDG_CONFIG_DIRS": str(tmp_path / "xdg"), "PIP_FIND_LINKS": "/wheels"}
     assert pip_settings(environment) == PipSettings("http://mine/simple", "/mine.pem", "http://proxy:1")
     environment["PIP_INDEX_URL"] = "http://now/simple"

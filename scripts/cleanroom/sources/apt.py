@@ -220,7 +220,7 @@ class PrivateApt:
             check=False,
         )
 
-    def update(self, archives: Archives, suites: Sequence[str]) -> None:
+    def update(self, archives: Archives, suites: Sequence[str], keyring: str) -> None:
         """Fetch the indexes and check their signatures. Raises ResolveError."""
         done = self._apt("update", "--error-on=any")
         said = done.stdout + done.stderr
@@ -230,7 +230,7 @@ class PrivateApt:
         if any(_SIGNATURE.search(line) for line in wrong):
             raise ResolveError(
                 f"The signature of the Debian archive ({', '.join(suites)}) is not valid.",
-                means=f"It was checked with {_keyring()}.\n{_complaints(said)}",
+                means=f"It was checked with {keyring}.\n{_complaints(said)}",
                 next_step="check the mirror and apt-get install --only-upgrade debian-archive-keyring; nothing was locked",
             )
         raise ResolveError(
@@ -272,7 +272,7 @@ def open_private_apt(
     (folder / "apt.conf").write_text(_configuration(folder, ARCHITECTURES[platform]), encoding="utf-8")
     apt = PrivateApt(folder)
     try:
-        apt.update(archives, suites)
+        apt.update(archives, suites, keyring)
     except OSError as error:
         raise ResolveError(
             f"apt-get cannot be run: {error.strerror}.",

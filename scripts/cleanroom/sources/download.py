@@ -15,7 +15,7 @@ import urllib3
 from cleanroom.sources import Gone, Part, Unreachable
 
 BLOCK = 1 << 20
-TIMEOUT = (10.0, 30.0)
+TIMEOUT = (10.0, 20.0)
 """Seconds to connect, and between two blocks."""
 PAUSES = (0.5, 2.0, 5.0)
 """Seconds before each further attempt after a failed connection, a broken transfer or a busy server."""
