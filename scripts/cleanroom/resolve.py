@@ -52,6 +52,7 @@ AT_ONCE = 8
 """Pages of the index that are asked for at the same time."""
 
 _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", re.MULTILINE)
+_NO_ANSWER = re.compile(r"Failed to fetch|error sending request|Could not connect|dns error|timed out|HTTP status", re.IGNORECASE)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -415,13 +416,22 @@ class _Python:
             command, env=environment, cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            said = re.sub(r"://[^/@\s]+@", "://", done.stderr).strip()
-            raise ResolveError(
-                f"The Python requirements of {self.target.name} have no solution on {self.base.name}.",
-                means=said or f"uv ended with status {done.returncode}.",
-                next_step="correct the requirements or add an override with a reason to the target",
-            )
+            said = re.sub(r"://[^/@\s]+@", "://", done.stderr).strip().removeprefix("error: ")
+            raise self._unsolved(said, done.returncode)
         return read_solution(done.stdout)
+
+    def _unsolved(self, said: str, status: int) -> ResolveError:
+        if _NO_ANSWER.search(said):
+            return ResolveError(
+                f"The package index did not answer while {self.target.name} was resolved.",
+                means=said,
+                next_step="check the network, the proxy and pip's configuration (nox -s doctor), then lock again",
+            )
+        return ResolveError(
+            f"The Python requirements of {self.target.name} have no solution on {self.base.name}.",
+            means=said or f"uv ended with status {status}.",
+            next_step="correct the requirements or add an override with a reason to the target",
+        )
 
     def _wheels(
         self, group: Group, chosen: Mapping[str, str], hashes: Mapping[str, frozenset[str]], asked: Sequence[str]
