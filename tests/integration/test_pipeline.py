@@ -94,23 +94,6 @@ def test_a_second_build_of_the_same_inputs_is_done_in_seconds(built: Path) -> No
     assert json.loads(done.stdout.splitlines()[-1])["result"]["verdict"] == "builds"
 
 
-def test_a_compile_error_is_told_with_file_and_line_and_its_own_exit_code(tmp_path: Path) -> None:
-    project = project_copy(REPOSITORY / "tests" / "fixture", tmp_path)
-    (unit,) = (project / "sources").rglob("reduce.cu")
-    unit.write_text('#include "no_such_header.h"\n' + unit.read_text())
-    for verb in ("lock", "render"):
-        done = cleanroom(project, verb, "fixture")
-        assert done.returncode == 0, done.stderr
-    failed = cleanroom(project, "build", "fixture")
-    assert failed.returncode == 21, failed.stderr
-    failure = read_record(project / "out" / "fixture" / "record.json").component("vectors").failure
-    assert failure is not None
-    assert (failure.kind, failure.line) == ("missing header", 1)
-    assert failure.file is not None
-    assert failure.file.endswith("reduce.cu")
-    assert "no_such_header.h" in failed.stderr
-
-
 def test_deepep_is_compiled_from_its_source_archive(tmp_path: Path) -> None:
     project = project_copy(REPOSITORY, tmp_path)
     done = cleanroom(project, "build", "sm100", "--component", "deepep", "--no-image")
