@@ -40,7 +40,7 @@ from cleanroom.engine import (
 )
 from cleanroom.envs import Envs
 from cleanroom.errors import BuildFailed, CannotBuildHere, DiskFull, IntegrityError, Interrupted, RecordError, UnknownName
-from cleanroom.failures import Failure, classify
+from cleanroom.failures import MARK, Failure, classify
 from cleanroom.files import sha256_of, write_atomically
 from cleanroom.lock import Group, Lock, lock_path, read_lock
 from cleanroom.prerequisites import assess, deviations
@@ -77,7 +77,6 @@ CONTEXTS: Mapping[str, Group] = {
     "locked-python": "python",
     "locked-sources": "source",
 }
-MARK = "::cleanroom:: "
 WANTED = re.compile(r"(?:has requirement|requires) ([A-Za-z0-9][A-Za-z0-9._-]*)")
 """What `pip check` names as required."""
 
