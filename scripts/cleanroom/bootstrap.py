@@ -48,7 +48,7 @@ _ENVIRONMENT = {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": 
 
 
 @dataclass(frozen=True)
-class BaseLayout:
+class Layout:
     """An OCI image layout: its folder and its manifest's digest ("sha256:<hex>")."""
 
     path: Path
@@ -60,7 +60,7 @@ class BaseLayout:
         return f"oci-layout://{self.path}@{self.digest}"
 
 
-def base_layout(lock: Lock, store: Store, console: Console, *, fresh_in: Path | None = None) -> BaseLayout:
+def base_layout(lock: Lock, store: Store, console: Console, *, fresh_in: Path | None = None) -> Layout:
     """The base image of a lock, made from its `base` packages or taken from the store after checking its digests.
 
     With `fresh_in` (an existing folder) it is made anew there and the store's copy is neither read nor written.
@@ -73,14 +73,14 @@ def base_layout(lock: Lock, store: Store, console: Console, *, fresh_in: Path | 
     with store.lock(f"derived-{place.name}", wait_message="Another Cleanroom is making the same base; waiting for it."):
         if place.is_dir():
             try:
-                return BaseLayout(place, check_layout(place))
+                return Layout(place, check_layout(place))
             except IntegrityError as damage:
                 console.warn(f"The stored base was damaged and is made again. {damage.what}")
                 shutil.rmtree(place)
         with store.scratch("base") as scratch:
             made = _make_base(packages, lock.epoch, store, console, scratch / "layout")
-            _move_into_place(made.path, place)
-            return BaseLayout(place, made.digest)
+            move_into_place(made.path, place)
+            return Layout(place, made.digest)
 
 
 def engine_root(lock: Lock, store: Store, console: Console) -> Path:
@@ -104,7 +104,7 @@ def engine_root(lock: Lock, store: Store, console: Console) -> Path:
             whole.mkdir()
             _bootstrap(packages, lock.epoch, store, console, whole / "root", title="container engine")
             _record_engine(whole)
-            _move_into_place(whole, place)
+            move_into_place(whole, place)
     return place / "root"
 
 
@@ -136,17 +136,17 @@ def differences(locked: Mapping[str, str], installed: Mapping[str, str]) -> tupl
     return tuple(lines)
 
 
-def _make_base(packages: Sequence[Entry], epoch: int, store: Store, console: Console, layout: Path) -> BaseLayout:
+def _make_base(packages: Sequence[Entry], epoch: int, store: Store, console: Console, layout: Path) -> Layout:
     with store.scratch("rootfs") as scratch:
         began = time.time()
         root = scratch / "root"
         _bootstrap(packages, epoch, store, console, root, title="base")
-        with _disk_full(store):
+        with disk_full_is_told(store):
             write_rootfs_tar(root, scratch / "rootfs.tar", epoch=epoch, touched_since=began)
             layout.mkdir(parents=True)
             env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"}
             digest = write_layout(layout, scratch / "rootfs.tar", env=env, platform=PLATFORM, epoch=epoch)
-    return BaseLayout(layout, digest)
+    return Layout(layout, digest)
 
 
 def _bootstrap(packages: Sequence[Entry], epoch: int, store: Store, console: Console, root: Path, *, title: str) -> None:
@@ -168,7 +168,7 @@ def _bootstrap(packages: Sequence[Entry], epoch: int, store: Store, console: Con
         )
     began = time.monotonic()
     console.info(f"Making the {title} from {len(packages)} locked packages, without network (about a minute).")
-    with store.scratch("packages") as pool, _disk_full(store):
+    with store.scratch("packages") as pool, disk_full_is_told(store):
         store.stage(packages, pool)
         _index(pool)
         _run(
@@ -261,14 +261,12 @@ def _check_engine(place: Path) -> None:
         raise IntegrityError(f"{wrong[0]} of {place} changed.", means="The stored engine was damaged.")
 
 
-def _move_into_place(made: Path, place: Path) -> None:
+def move_into_place(made: Path, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     os.rename(made, place)
 
 
-def _run(
-    command: Sequence[str], *, doing: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> bytes:
+def _run(command: Sequence[str], *, doing: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> bytes:
     """Run a tool with a clean environment and give its standard output; its last lines are in the error if it fails."""
     done = subprocess.run(
         command,
@@ -298,7 +296,7 @@ def _last_lines(text: str, count: int = 15) -> str:
 
 
 @contextmanager
-def _disk_full(store: Store) -> Iterator[None]:
+def disk_full_is_told(store: Store) -> Iterator[None]:
     try:
         yield
     except OSError as error:

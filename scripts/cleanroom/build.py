@@ -7,9 +7,9 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +22,9 @@ from cleanroom import __version__
 from cleanroom import fetch as fetching
 from cleanroom import render as rendering
 from cleanroom.base import Base
-from cleanroom.bootstrap import base_layout
 from cleanroom.check import preflight
 from cleanroom.console import Console, StepView
+from cleanroom.contexts import contexts
 from cleanroom.engine import (
     BuildRequest,
     BuildResult,
@@ -42,9 +42,9 @@ from cleanroom.envs import Envs
 from cleanroom.errors import BuildFailed, CannotBuildHere, DiskFull, IntegrityError, Interrupted, RecordError, UnknownName
 from cleanroom.failures import MARK, Failure, classify
 from cleanroom.files import sha256_of, write_atomically
-from cleanroom.lock import Group, Lock, lock_path, read_lock
+from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.prerequisites import assess, deviations
-from cleanroom.project import IN_CONTAINER, Project
+from cleanroom.project import Project
 from cleanroom.record import (
     NOT_VERIFIED,
     ComponentResult,
@@ -71,12 +71,6 @@ IMAGE_COMPRESSION: Compression = "zstd"
 DISK_FACTOR, DISK_FACTOR_STARTED = 12, 2
 """Bytes of disk per locked byte: for a first build (measured: 37 GB for 3.5 GB locked, before the image), and once the
 engine already holds base and environment."""
-CONTEXTS: Mapping[str, Group] = {
-    "locked-packages": "build",
-    "locked-toolkit": "toolkit",
-    "locked-python": "python",
-    "locked-sources": "source",
-}
 WANTED = re.compile(r"(?:has requirement|requires) ([A-Za-z0-9][A-Za-z0-9._-]*)")
 """What `pip check` names as required."""
 
@@ -125,12 +119,8 @@ def prepare(project: Project, envs: Envs, target_name: str, base_name: str | Non
     target = envs.target(target_name)
     base = envs.base(base_name or target.bases[0])
     if base.name not in target.bases:
-        raise UnknownName(
-            f"{target.name} is not defined on base {base.name!r}.", means=f"Its bases are {', '.join(target.bases)}."
-        )
-    lock = read_lock(
-        lock_path(project.root, f"{target.name}-{base.name}"), inputs=envs.inputs_checksum(target.name, base.name)
-    )
+        raise UnknownName(f"{target.name} is not defined on base {base.name!r}.", means=f"Its bases are {', '.join(target.bases)}.")
+    lock = read_lock(lock_path(project.root, f"{target.name}-{base.name}"), inputs=envs.inputs_checksum(target.name, base.name))
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
     rendered = rendering.render(envs, target, base, lock)
     rendering.check(rendered, project.dockerfiles_dir / rendered.name)
@@ -160,10 +150,10 @@ def build(job: Job, options: Options, store: Store, console: Console) -> Record:
     with ExitStack() as stack:
         engine = stack.enter_context(open_engine(store, job.project, console))
         refuse_without_registry(job, engine)
-        contexts = stack.enter_context(staged(job, store, console))
+        places = contexts(job.lock, job.target.platform, store, console, bootstrapped=job.base.kind == "debian")
         secret = stack.enter_context(store.scratch("resources")) / "resources.json"
         write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
-        work = Work(job, engine, contexts, secret, console)
+        work = Work(job, engine, places, secret, console)
         image, probe = work.run(selected, outcomes, options)
     record = to_record(job, engine.info, resources, outcomes, image, probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)
@@ -239,19 +229,6 @@ def refuse_without_registry(job: Job, engine: Engine) -> None:
         )
 
 
-@contextmanager
-def staged(job: Job, store: Store, console: Console) -> Iterator[dict[str, str]]:
-    """The named build contexts: folders of links into the store, every file checked, and the base."""
-    contexts = {"scripts": str(IN_CONTAINER)}
-    if job.base.kind == "debian":
-        contexts["base"] = base_layout(job.lock, store, console).context
-    with store.scratch("contexts") as folder:
-        for name, group in CONTEXTS.items():
-            store.stage(job.lock.group(group), folder / name)
-            contexts[name] = str(folder / name)
-        yield contexts
-
-
 @dataclass
 class Work:
     """The running part of a build: steps on the engine, shown while they run, their logs kept."""
@@ -278,9 +255,7 @@ class Work:
             size = (self.job.out / IMAGE_FILE).stat().st_size
             return Image(IMAGE_FILE, done.digest, size, IMAGE_COMPRESSION), probe
 
-    def components(
-        self, view: StepView, selected: Sequence[str], outcomes: Mapping[str, Outcome], *, keep_going: bool
-    ) -> None:
+    def components(self, view: StepView, selected: Sequence[str], outcomes: Mapping[str, Outcome], *, keep_going: bool) -> None:
         """All at once: what bounds the load is the number of compile slots that they share."""
         with ThreadPoolExecutor(len(selected)) as pool:
             futures = [pool.submit(self.component, view, outcomes[name]) for name in selected]

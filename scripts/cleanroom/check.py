@@ -116,8 +116,7 @@ def toolkit_objections(envs: Envs, target: Target, arch: Arch) -> Iterator[Objec
         yield Objection(
             by,
             f"{arch} needs CUDA >= {form.first}, the target pins {version}.",
-            f"pin toolkit {form.first} or newer in {where}"
-            + (f", or write {' or '.join(instead)} for {arch}" if instead else ""),
+            f"pin toolkit {form.first} or newer in {where}" + (f", or write {' or '.join(instead)} for {arch}" if instead else ""),
         )
         return
     text = f"{arch} is not supported by {by}: {form.last} was the last; {by} compiles {span(envs, version)}."
@@ -155,8 +154,7 @@ def component_objections(envs: Envs, target: Target) -> Iterator[Objection]:
             fixed = ", ".join(map(str, rule.default))
             yield Objection(
                 component.title,
-                f"{component.title} compiles {fixed} whatever is asked ({rule.by}); "
-                f"the target asks {', '.join(map(str, asked))}.",
+                f"{component.title} compiles {fixed} whatever is asked ({rule.by}); the target asks {', '.join(map(str, asked))}.",
                 f"write {component.name}: {{architectures: [{fixed}], reason: ...}} in envs/targets/{target.name}.yaml, "
                 f"or add architecture.substitute to envs/components/{component.name}.yaml",
             )

@@ -189,8 +189,8 @@ class Engine:
         cancelled, finished steps stay in the cache, and KeyboardInterrupt goes on.
         """
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="cleanroom-build-") as folder, _output(request.output) as output:
-            metadata = Path(folder) / "metadata.json"
+        with self._store.scratch("build") as folder, _output(request.output) as output:
+            metadata = folder / "metadata.json"
             reader = ProgressReader(on_event)
             status, said = self._stream([*self._arguments(request, metadata), *output, str(request.context)], reader)
             if status != 0:
@@ -311,13 +311,13 @@ def engine_lock(project: Project) -> Lock:
 def _embedded_engine(root: Path, state: Path, store: Store, console: Console, *, fresh: bool) -> Iterator[Engine]:
     buildx = root / "usr/libexec/docker/cli-plugins/docker-buildx"
     with (
-        tempfile.TemporaryDirectory(prefix="cleanroom-buildx-") as configuration,
+        store.scratch("buildx") as configuration,
         embedded_engine(root, state, say=console.info) as running,
     ):
         environment = {
             **{name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ},
-            "HOME": configuration,
-            "DOCKER_CONFIG": configuration,
+            "HOME": str(configuration),
+            "DOCKER_CONFIG": str(configuration),
             "DOCKER_HOST": running.address,
         }
         info = EngineInfo(

@@ -440,9 +440,7 @@ def _missing_module(item: Item) -> MissingModule:
 # --- targets ---------------------------------------------------------------------------------------------------------
 
 
-def _target(
-    item: Item, components: Mapping[str, Component | None], bases: Mapping[str, Base | None], table: Table
-) -> Target:
+def _target(item: Item, components: Mapping[str, Component | None], bases: Mapping[str, Base | None], table: Table) -> Target:
     fields = item.fields(
         ["name", "title", "status", "status_source", "platform", "vendor", "architectures", "bases", "toolkit", "components"],
         ["overrides", "prerequisites"],

@@ -161,9 +161,7 @@ def _on_image(target: Target, base: Base, apt: PrivateApt, names: Sequence[str])
 def _changed_by_build(there: Sequence[Package], additional: Sequence[Package]) -> tuple[str, ...]:
     """A build package that replaces one of the base by another version would make the two stages differ: say so."""
     present = {p.name: p.version for p in there}
-    return tuple(
-        f"the build stage has {p.name} {p.version}, the base {present[p.name]}" for p in additional if p.name in present
-    )
+    return tuple(f"the build stage has {p.name} {p.version}, the base {present[p.name]}" for p in additional if p.name in present)
 
 
 def _debian_note(suites: Sequence[str]) -> str:
@@ -307,9 +305,7 @@ class Asked:
     replaced: tuple[Override, ...]
 
 
-def gather(
-    components: Sequence[Component], overrides: Sequence[Override], files: Mapping[str, Mapping[str, str]]
-) -> Asked:
+def gather(components: Sequence[Component], overrides: Sequence[Override], files: Mapping[str, Mapping[str, str]]) -> Asked:
     """The requirements of all components together, without the distributions that are compiled here themselves."""
     own = {canonicalize_name(n): c for c in components for n in (c.distribution, c.source.name)}
     instead = {_normal(o.instead_of): o for o in overrides}
@@ -441,9 +437,7 @@ class _Python:
         with ThreadPoolExecutor(AT_ONCE, "index") as pool:
             return tuple(pool.map(one, chosen.items()))
 
-    def _wheel(
-        self, group: Group, hashes: Mapping[str, frozenset[str]], asked: frozenset[str], pinned: tuple[str, str]
-    ) -> Entry:
+    def _wheel(self, group: Group, hashes: Mapping[str, frozenset[str]], asked: frozenset[str], pinned: tuple[str, str]) -> Entry:
         name, version = pinned
         files = self.index.files(name)
         wheel = best_wheel(files, name, version, self.tags)

@@ -273,9 +273,7 @@ class Fields:
     def integer(self, key: str, least: int = 0) -> int:
         return self[key].integer(least) if key in self else least
 
-    def texts(
-        self, key: str, allowed: str = "", check: Callable[[str], bool] | None = None, *, least: int = 0
-    ) -> tuple[str, ...]:
+    def texts(self, key: str, allowed: str = "", check: Callable[[str], bool] | None = None, *, least: int = 0) -> tuple[str, ...]:
         return self[key].texts(allowed, check, least=least) if key in self else ()
 
     def archs(self, key: str) -> tuple[Arch, ...]:

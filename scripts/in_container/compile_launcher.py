@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ import sys
 import time
 
 SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c")
-VALUE_OPTIONS_NOT_IN_KEY = ("-t", "--threads")
+THREADS = re.compile(r"(-t|--threads)(=?\d+)?")
 DEPENDENCY_OPTIONS = ("-MF", "--dependency-output")
 
 
@@ -40,7 +41,7 @@ def main() -> int:
     if name == "nvcc":
         os.environ["NVCC_APPEND_FLAGS"] = f"--objdir-as-tempdir --frandom-seed={seed(sources, output)}"
     if not (compiles and len(sources) == 1 and output):
-        return subprocess.run([compiler, *arguments], check=False).returncode
+        return exit_status(subprocess.run([compiler, *arguments], check=False).returncode)
     return compile_unit(name, compiler, arguments, sources[0], output)
 
 
@@ -91,20 +92,36 @@ def compile_unit(name: str, compiler: str, arguments: list[str], source: str, ou
     sys.stdout.buffer.write(text)
     sys.stdout.flush()
     record(
-        unit=source, output=output, compiler=name, architectures=architectures(arguments), exit_status=status, reused=reused,
-        seconds=round(time.monotonic() - started, 2), cpu_seconds=round(seconds, 2), peak_memory_bytes=memory,
+        unit=source,
+        output=output,
+        compiler=name,
+        architectures=architectures(arguments),
+        exit_status=status,
+        reused=reused,
+        seconds=round(time.monotonic() - started, 2),
+        cpu_seconds=round(seconds, 2),
+        peak_memory_bytes=memory,
     )
-    return status if status >= 0 else 128 - status
+    return exit_status(status)
+
+
+def exit_status(returned: int) -> int:
+    """As a shell reports it: 128 and the signal's number for a process that a signal ended."""
+    return returned if returned >= 0 else 128 - returned
 
 
 def cache_key(name: str, arguments: list[str], source: str) -> str:
-    """The cache itself is one folder for one exact set of inputs; within it the call and the source decide."""
+    """The cache itself is one folder for one exact set of inputs; within it the call and the source decide.
+
+    How many threads nvcc may use is this machine's matter, however it is spelled, and is left out.
+    """
     call = []
-    skip = False
+    value_follows = False
     for argument in arguments:
-        if not skip and argument not in VALUE_OPTIONS_NOT_IN_KEY:
+        threads = THREADS.fullmatch(argument)
+        if not value_follows and not threads:
             call.append(argument)
-        skip = argument in VALUE_OPTIONS_NOT_IN_KEY
+        value_follows = threads is not None and threads[2] is None
     digest = hashlib.sha256(json.dumps([name, call, os.getcwd()]).encode())
     with open(source, "rb") as stream:
         digest.update(stream.read())
@@ -125,19 +142,19 @@ def restore(entry: str, outputs: list[str]) -> tuple[int, bytes, float, int]:
 def keep(entry: str, outputs: list[str], text: bytes, seconds: float, memory: int) -> None:
     """Write aside, fsync, rename: a build killed here leaves nothing that a later one would take for an object."""
     aside = f"{entry}.{os.getpid()}"
-    os.makedirs(aside, exist_ok=True)
-    for number, path in enumerate(outputs):
-        shutil.copyfile(path, os.path.join(aside, str(number)))
-    with open(os.path.join(aside, "text"), "wb") as stream:
-        stream.write(text)
-    with open(os.path.join(aside, "cost"), "w", encoding="utf-8") as stream:
-        json.dump([seconds, memory], stream)
-    for kept in os.scandir(aside):
-        with open(kept.path, "rb") as stream:
-            os.fsync(stream.fileno())
     try:
+        os.makedirs(aside, exist_ok=True)
+        for number, path in enumerate(outputs):
+            shutil.copyfile(path, os.path.join(aside, str(number)))
+        with open(os.path.join(aside, "text"), "wb") as stream:
+            stream.write(text)
+        with open(os.path.join(aside, "cost"), "w", encoding="utf-8") as stream:
+            json.dump([seconds, memory], stream)
+        for kept in os.scandir(aside):
+            with open(kept.path, "rb") as stream:
+                os.fsync(stream.fileno())
         os.rename(aside, entry)
-    except OSError:  # another job of the same unit was first
+    except OSError:  # another job of the same unit was first, or the disk is full: the compile itself has succeeded
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -170,7 +187,7 @@ def architectures(arguments: list[str]) -> list[str]:
     for option, value in zip(arguments, [*arguments[1:], ""], strict=False):
         text = value if option in ("-gencode", "--generate-code", "-arch", "--gpu-architecture") else ""
         for prefix in ("-gencode=", "--generate-code=", "-arch=", "--gpu-architecture="):
-            text = option[len(prefix):] if option.startswith(prefix) else text
+            text = option[len(prefix) :] if option.startswith(prefix) else text
         if "code=" in text:
             found += text.split("code=")[1].strip("[]'\"").split(",")
         elif text:

@@ -72,7 +72,11 @@ def try_import(component: str, module: str) -> dict[str, object]:
     try:
         done = subprocess.run(
             [sys.executable, "-c", f"import {module}"],
-            capture_output=True, text=True, check=False, timeout=IMPORT_SECONDS, env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=IMPORT_SECONDS,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return {"component": component, "module": module, "ok": False, "error": f"no end within {IMPORT_SECONDS} s"}

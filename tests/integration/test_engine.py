@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cleanroom import engine as engine_module
-from cleanroom.bootstrap import BaseLayout, base_layout, engine_root
+from cleanroom.bootstrap import Layout, base_layout, engine_root
 from cleanroom.console import Console
 from cleanroom.embedded import PREFIX, embedded_engine
 from cleanroom.engine import BuildRequest, Engine, LocalOutput, OciOutput, StepEvent, StepFailed, engine_lock, open_engine
@@ -69,7 +69,7 @@ def root(store: Store, lock: Lock) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny(root: Path, tmp_path_factory: pytest.TempPathFactory) -> BaseLayout:
+def tiny(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
     """A base of a shell and a few programs, taken from the engine's root file system, so that tests start in seconds."""
     folder = tmp_path_factory.mktemp("tiny")
     made = folder / "root"
@@ -88,7 +88,7 @@ def tiny(root: Path, tmp_path_factory: pytest.TempPathFactory) -> BaseLayout:
     (made / "usr/lib64/ld-linux-x86-64.so.2").symlink_to("../lib/x86_64-linux-gnu/ld-linux-x86-64.so.2")
     write_rootfs_tar(made, folder / "root.tar", epoch=EPOCH, touched_since=0)
     digest = write_layout(folder / "layout", folder / "root.tar", env={"PATH": "/usr/bin"}, platform="linux/amd64", epoch=EPOCH)
-    return BaseLayout(folder / "layout", digest)
+    return Layout(folder / "layout", digest)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def forced_embedded() -> Iterator[None]:
 
 
 def request(
-    context: Path, tiny: BaseLayout, target: str, output: LocalOutput | OciOutput | None = None, *, no_cache: bool = False
+    context: Path, tiny: Layout, target: str, output: LocalOutput | OciOutput | None = None, *, no_cache: bool = False
 ) -> BuildRequest:
     return BuildRequest(
         dockerfile=context / "Dockerfile",
@@ -142,9 +142,7 @@ def test_the_engine_reports_its_versions(running: Engine, lock: Lock) -> None:
     assert running.info.containerd
 
 
-def test_files_come_out_and_the_second_build_is_cached(
-    running: Engine, tiny: BaseLayout, context: Path, tmp_path: Path
-) -> None:
+def test_files_come_out_and_the_second_build_is_cached(running: Engine, tiny: Layout, context: Path, tmp_path: Path) -> None:
     events: list[StepEvent] = []
     running.build(request(context, tiny, "files", LocalOutput(tmp_path / "out")), events.append)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["devices", "later", "when"]
@@ -158,16 +156,14 @@ def test_files_come_out_and_the_second_build_is_cached(
     assert again.seconds < 5
 
 
-def test_a_step_has_no_network_device_but_its_own_loopback(
-    running: Engine, tiny: BaseLayout, context: Path, tmp_path: Path
-) -> None:
+def test_a_step_has_no_network_device_but_its_own_loopback(running: Engine, tiny: Layout, context: Path, tmp_path: Path) -> None:
     running.build(request(context, tiny, "files", LocalOutput(tmp_path / "out")), ignore)
     assert (tmp_path / "out/devices").read_text() == "1\n"
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
 def test_two_builds_without_cache_give_the_same_image_bytes(
-    running: Engine, tiny: BaseLayout, tmp_path: Path, compression: str
+    running: Engine, tiny: Layout, tmp_path: Path, compression: str
 ) -> None:
     (tmp_path / "Dockerfile").write_text("FROM tiny AS same\nRUN echo text > /text && sleep 1 && echo more > /tmp/more\n")
     (tmp_path / "empty").mkdir()
@@ -183,7 +179,7 @@ def test_two_builds_without_cache_give_the_same_image_bytes(
 
 
 def test_a_failing_step_gives_its_exit_code_and_log_and_no_output(
-    running: Engine, tiny: BaseLayout, context: Path, tmp_path: Path
+    running: Engine, tiny: Layout, context: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(StepFailed) as caught:
         running.build(request(context, tiny, "third", LocalOutput(tmp_path / "out")), ignore)
@@ -193,7 +189,7 @@ def test_a_failing_step_gives_its_exit_code_and_log_and_no_output(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_long_log_is_not_cut(running: Engine, tiny: BaseLayout, context: Path) -> None:
+def test_a_long_log_is_not_cut(running: Engine, tiny: Layout, context: Path) -> None:
     result = running.build(request(context, tiny, "talkative"), ignore)
     (text,) = (text for step, text in result.logs.items() if "[talkative" in step)
     expected = [f"line {number} of a log that is longer than two mebibytes" for number in range(120_000)]
@@ -204,7 +200,7 @@ def test_a_long_log_is_not_cut(running: Engine, tiny: BaseLayout, context: Path)
     assert len(text) > 2 * 1024 * 1024
 
 
-def test_a_malformed_dockerfile_is_named_with_its_line(running: Engine, tiny: BaseLayout, tmp_path: Path) -> None:
+def test_a_malformed_dockerfile_is_named_with_its_line(running: Engine, tiny: Layout, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM tiny AS broken\nRUM true\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "jobs").touch()
@@ -213,7 +209,7 @@ def test_a_malformed_dockerfile_is_named_with_its_line(running: Engine, tiny: Ba
     assert "RUM true" in caught.value.means
 
 
-def test_an_image_that_is_not_here_cannot_be_pulled(running: Engine, tiny: BaseLayout, tmp_path: Path) -> None:
+def test_an_image_that_is_not_here_cannot_be_pulled(running: Engine, tiny: Layout, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM registry.invalid/some:image AS elsewhere\nRUN true\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "jobs").touch()
@@ -345,9 +341,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"{text!r} never came:\n" + "".join(seen))
 
 
-def test_after_kill_9_nothing_is_left_and_finished_steps_are_kept(
-    root: Path, tiny: BaseLayout, context: Path, tmp_path: Path
-) -> None:
+def test_after_kill_9_nothing_is_left_and_finished_steps_are_kept(root: Path, tiny: Layout, context: Path, tmp_path: Path) -> None:
     before = Outside()
     with another_cleanroom([root, tmp_path, context, tiny.context, "endless"]) as process:
         name = name_of(wait_for(process, "address").split()[1])
@@ -361,9 +355,7 @@ def test_after_kill_9_nothing_is_left_and_finished_steps_are_kept(
         wait_for(process, "cached [first")
 
 
-def test_after_ctrl_c_the_engine_stops_and_finished_steps_are_kept(
-    root: Path, tiny: BaseLayout, context: Path, tmp_path: Path
-) -> None:
+def test_after_ctrl_c_the_engine_stops_and_finished_steps_are_kept(root: Path, tiny: Layout, context: Path, tmp_path: Path) -> None:
     before = Outside()
     with another_cleanroom([root, tmp_path, context, tiny.context, "endless"]) as process:
         name = name_of(wait_for(process, "address").split()[1])
@@ -379,9 +371,7 @@ def test_after_ctrl_c_the_engine_stops_and_finished_steps_are_kept(
         wait_for(process, "cached [first")
 
 
-def test_a_second_engine_on_the_same_state_waits_for_the_first(
-    root: Path, tiny: BaseLayout, context: Path, tmp_path: Path
-) -> None:
+def test_a_second_engine_on_the_same_state_waits_for_the_first(root: Path, tiny: Layout, context: Path, tmp_path: Path) -> None:
     with another_cleanroom([root, tmp_path, context, tiny.context, "endless"]) as first:
         wait_for(first, "sleep 600 sleeping")
         with another_cleanroom([root, tmp_path, context, tiny.context, "first"]) as second:
@@ -402,9 +392,7 @@ def test_a_daemon_that_cannot_start_is_quoted(root: Path, tmp_path: Path) -> Non
     assert Path("/proc/self/mountinfo").read_text() == before.mounts
 
 
-def test_a_daemon_that_dies_during_a_build_is_named(
-    root: Path, tiny: BaseLayout, context: Path, store: Store, tmp_path: Path
-) -> None:
+def test_a_daemon_that_dies_during_a_build_is_named(root: Path, tiny: Layout, context: Path, store: Store, tmp_path: Path) -> None:
     with engine_module._embedded_engine(root, tmp_path, store, Console(), fresh=True) as engine:
         name = name_of(engine._environment["DOCKER_HOST"])
         (daemon,) = (pid for pid in processes_of(name) if Path(f"/proc/{pid}/comm").read_text() == "dockerd\n")

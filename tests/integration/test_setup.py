@@ -70,7 +70,11 @@ def test_without_root_setup_says_which_packages_to_ask_for(checkout: Path, tmp_p
     nothing_installed.mkdir()
     nothing_installed.chmod(0o755)
     refused = run(
-        "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", checkout / "scripts" / "setup",
+        "setpriv",
+        f"--reuid={NOBODY}",
+        f"--regid={NOBODY}",
+        "--clear-groups",
+        checkout / "scripts" / "setup",
         DPKG_ADMINDIR=str(nothing_installed),
     )
     assert refused.returncode == 10, refused.stderr

@@ -249,9 +249,7 @@ def test_spelling_of_a_distribution_s_name_does_not_matter(folders: Path) -> Non
     assert check_wheel(component())
 
 
-@pytest.mark.parametrize(
-    "files", [("vectors/__init__.py",), ("vectors/_C.abi3.so",), ("other/_C.abi3.so", "vectors/__init__.py")]
-)
+@pytest.mark.parametrize("files", [("vectors/__init__.py",), ("vectors/_C.abi3.so",), ("other/_C.abi3.so", "vectors/__init__.py")])
 def test_a_wheel_without_a_part_of_itself_is_refused(folders: Path, files: tuple[str, ...]) -> None:
     wheel(folders, files=files)
     with pytest.raises(Refused, match="built without a part of itself"):

@@ -159,9 +159,7 @@ def test_the_nearest_form_that_the_toolkit_does_know_is_offered(envs: Envs) -> N
 
 @pytest.mark.parametrize("toolkit", ["13.0", "13.3", "13.5"])
 @pytest.mark.parametrize("arch", ["7.0", "7.2"])
-def test_an_architecture_that_the_toolkit_dropped_is_refused_with_the_supported_range(
-    envs: Envs, arch: str, toolkit: str
-) -> None:
+def test_an_architecture_that_the_toolkit_dropped_is_refused_with_the_supported_range(envs: Envs, arch: str, toolkit: str) -> None:
     error = refusal(envs, target(arch, "10.0f", toolkit=toolkit))
     assert "12.9 was the last" in error.what
     assert f"CUDA {toolkit} compiles 7.5 to 12.1" in error.what

@@ -290,9 +290,7 @@ def test_a_terminal_gets_its_cursor_back() -> None:
     assert text.rindex(SHOW) > text.rindex(HIDE)
 
 
-@pytest.mark.parametrize(
-    "end", ["raise KeyboardInterrupt", "raise SystemExit(3)", "1 / 0", "os.kill(os.getpid(), signal.SIGINT)"]
-)
+@pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "raise SystemExit(3)", "1 / 0", "os.kill(os.getpid(), signal.SIGINT)"])
 def test_a_terminal_is_clean_after_any_end(end: str) -> None:
     program = f"""
 import os, signal, time

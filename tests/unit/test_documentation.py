@@ -18,10 +18,16 @@ from cleanroom.project import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 # Messages, comments and rendered files send readers to sessions as well.
-SPEAKING = sorted([
-    *DOCUMENTS, *(REPOSITORY / "scripts").rglob("*.py"), *(REPOSITORY / "dockerfiles").rglob("*.j2"),
-    REPOSITORY / "noxfile.py", REPOSITORY / "scripts" / "setup", REPOSITORY / "pyproject.toml",
-])
+SPEAKING = sorted(
+    [
+        *DOCUMENTS,
+        *(REPOSITORY / "scripts").rglob("*.py"),
+        *(REPOSITORY / "dockerfiles").rglob("*.j2"),
+        REPOSITORY / "noxfile.py",
+        REPOSITORY / "scripts" / "setup",
+        REPOSITORY / "pyproject.toml",
+    ]
+)
 SESSION = re.compile(r"\bnox -s ([A-Za-z][\w-]*(?:<target>|\{[\w.]+\})?)")
 VERB = re.compile(r"\bpython -m cleanroom(?: --project \S+)? ([a-z][a-z-]*)((?: +[^\s`|]+)*)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

@@ -200,16 +200,14 @@ def test_without_a_network_the_number_of_missing_files_is_told(
 
 def test_a_password_of_the_index_is_in_no_message(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cleanroom.sources.pypi.PAUSES", ())
-    monkeypatch.setenv("PIP_INDEX_URL", "http://someone" ":hidden@127.0.0.1:9/simple/")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://someone:hidden@127.0.0.1:9/simple/")
     with pytest.raises(FetchError) as raised:
         run(store, wheel())
     assert "hidden" not in str(raised.value)
     assert "127.0.0.1:9" in str(raised.value)
 
 
-def test_too_little_room_is_told_before_anything_is_fetched(
-    server: Served, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_is_told_before_anything_is_fetched(server: Served, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     huge = Entry("python", "pypi", "huge", "1", "huge-1-py3-none-any.whl", 1 << 60, "0" * 64)
     with pytest.raises(DiskFull, match="fetching needs"):
         run(store, huge)

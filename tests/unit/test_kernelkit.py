@@ -66,9 +66,7 @@ def test_no_table_has_no_kernel() -> None:
     assert parse("") == (set(), set())
 
 
-def test_spilling_kernels_are_given_sorted_and_counted_for_the_reader(
-    artifact: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_spilling_kernels_are_given_sorted_and_counted_for_the_reader(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_kernel_reg_spill_in_artifact(str(artifact)) == ["_Z5localPf", "_Z7stackedPf"]
     assert "3 kernels, 2 with local memory or a stack frame" in capsys.readouterr().out
 

@@ -73,8 +73,30 @@ def test_groups_come_in_the_order_of_use() -> None:
     assert list(yaml.safe_load(dump_lock(lock()))["entries"]) == ["base", "build", "toolkit", "python", "source"]
 
 
-@pytest.mark.parametrize("version", ["1.10", "1", "0e1", "1e5", "0x10", "0o17", "010", "1_000", "2026-11-30", "12:30", "1.0.0",
-                                     "1:2.3~rc1-4+b1", ".5", "~", "null", "= 1", "-1", "+1", "1!2.0"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        "1.10",
+        "1",
+        "0e1",
+        "1e5",
+        "0x10",
+        "0o17",
+        "010",
+        "1_000",
+        "2026-11-30",
+        "12:30",
+        "1.0.0",
+        "1:2.3~rc1-4+b1",
+        ".5",
+        "~",
+        "null",
+        "= 1",
+        "-1",
+        "+1",
+        "1!2.0",
+    ],
+)
 def test_a_version_that_yaml_would_take_for_something_else_stays_text(tmp_path: Path, version: str) -> None:
     one = lock(entries=(entry("python", "pypi", "thing", version, "thing.whl"),))
     assert round_trip(tmp_path, one).version_of("thing") == version

@@ -21,8 +21,18 @@ from cleanroom.project import REPOSITORY
 REGISTRY_HOSTS = [
     ".".join(pieces)
     for pieces in (
-        ("pypi", "org"), ("pythonhosted", "org"), ("npmjs", "org"), ("npmjs", "com"), ("debian", "org"), ("debian", "net"),
-        ("pypi", "nvidia"), ("download", "pytorch"), ("registry-1", "docker"), ("ghcr", "io"), ("quay", "io"), ("nvcr", "io"),
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("npmjs", "org"),
+        ("npmjs", "com"),
+        ("debian", "org"),
+        ("debian", "net"),
+        ("pypi", "nvidia"),
+        ("download", "pytorch"),
+        ("registry-1", "docker"),
+        ("ghcr", "io"),
+        ("quay", "io"),
+        ("nvcr", "io"),
     )
 ]
 MACHINE_PATHS = [
