@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cleanroom.project import REPOSITORY, Project
+from projects import FIXTURE, project_copy
 
-FIXTURE = REPOSITORY / "tests" / "fixture"
 INTEGRATION = REPOSITORY / "tests" / "integration"
 
 
@@ -54,9 +54,7 @@ def repository() -> Path:
 @pytest.fixture
 def fixture_project(tmp_path: Path) -> Project:
     """A copy of the fixture project, links followed, that a test may change as it likes."""
-    root = tmp_path / "project"
-    shutil.copytree(FIXTURE, root, ignore=shutil.ignore_patterns("out", "__pycache__", "build", "*.egg-info"))
-    return Project(root)
+    return Project(project_copy(FIXTURE, tmp_path / "project"))
 
 
 @pytest.fixture

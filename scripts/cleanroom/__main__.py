@@ -22,8 +22,10 @@ from cleanroom.errors import CleanroomError, DiskFull, Interrupted
 from cleanroom.fetch import fetch
 from cleanroom.lock import dump_lock, lock_path, read_lock, write_lock
 from cleanroom.project import REPOSITORY, Project
+from cleanroom.published import compare, published_path, read_published
 from cleanroom.store import Store
 from cleanroom.summary import summarise
+from cleanroom.verification import LEVELS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,6 +87,17 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--keep-going", action="store_true", help="build what can be built when a component fails")
     build.add_argument("--jobs", type=positive, metavar="N", help="compilers at once, over all components")
     build.add_argument("--no-image", action="store_true", help="wheels only: no image, no probe")
+    verify = verb("verify", verify_verb, "Build again on a clean slate, compare with a record, and explain what differs")
+    verify.add_argument("target")
+    verify.add_argument("--base")
+    verify.add_argument("--record", type=Path, metavar="FILE", help="the build to check; by default the one in out/")
+    verify.add_argument("--component", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    verify.add_argument("--jobs", type=positive, metavar="N", help="by default one more than the first build had")
+    verify.add_argument("--no-image", action="store_true", help="compare wheels only")
+    verify.add_argument(
+        "--at-least", choices=LEVELS, default="identical artifacts", metavar="LEVEL", help="weaker than this is a failure"
+    )
+    verify.add_argument("--publish", action="store_true", help="replace what is published beside the lock by what agreed here")
     verb("doctor", doctor_verb, "Say whether this machine can build, and what is missing")
     tidy = verb("clean", clean_verb, "Remove engine state and scratch; keep fetched inputs")
     tidy.add_argument("--store", action="store_true", help="also remove every fetched input")
@@ -166,7 +179,21 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     chosen = building.Options(tuple(options.component), options.keep_going, options.jobs, not options.no_image)
     record = building.build(job, chosen, Store.default(), console)
     summarise(record, console, out=job.out)
+    console.info(compare(record, read_published(published_path(lock_path(project.root, job.lock.name))))[1])
     building.raise_for(record)
+    return 0
+
+
+def verify_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom import verify as verifying
+
+    project = Project(options.project)
+    job = building.prepare(project, load_envs(project.envs_dir), options.target, options.base)
+    chosen = verifying.Options(
+        options.record, tuple(options.component), options.jobs, image=not options.no_image, publish=options.publish
+    )
+    verification = verifying.verify(job, chosen, Store.default(), console)
+    verifying.raise_for(verification, options.at_least)
     return 0
 
 

@@ -9,7 +9,6 @@ import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from cleanroom.base import Base
 from cleanroom.check import preflight
 from cleanroom.console import Console, StepView
 from cleanroom.contexts import contexts
+from cleanroom.embedded import Surroundings
 from cleanroom.engine import (
     BuildRequest,
     BuildResult,
@@ -68,9 +68,8 @@ from cleanroom.target import Target
 
 IMAGE_FILE = "image.oci.tar"
 IMAGE_COMPRESSION: Compression = "zstd"
-DISK_FACTOR, DISK_FACTOR_STARTED = 12, 2
-"""Bytes of disk per locked byte: for a first build (measured: 37 GB for 3.5 GB locked, before the image), and once the
-engine already holds base and environment."""
+DISK_FACTOR, DISK_FACTOR_STARTED = 8, 2
+"""Bytes of disk per locked byte: for a first build, and once the engine already holds base and environment."""
 WANTED = re.compile(r"(?:has requirement|requires) ([A-Za-z0-9][A-Za-z0-9._-]*)")
 """What `pip check` names as required."""
 
@@ -95,12 +94,9 @@ class Job:
     base: Base
     lock: Lock
     rendered: rendering.Rendered
+    folder: Path
     out: Path
     warnings: tuple[str, ...]
-
-    @property
-    def folder(self) -> Path:
-        return self.project.dockerfiles_dir / self.rendered.name
 
 
 @dataclass
@@ -123,9 +119,10 @@ def prepare(project: Project, envs: Envs, target_name: str, base_name: str | Non
     lock = read_lock(lock_path(project.root, f"{target.name}-{base.name}"), inputs=envs.inputs_checksum(target.name, base.name))
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
     rendered = rendering.render(envs, target, base, lock)
-    rendering.check(rendered, project.dockerfiles_dir / rendered.name)
+    folder = project.dockerfiles_dir / rendered.name
+    rendering.check(rendered, folder)
     name = target.name if base.name == target.bases[0] else rendered.name
-    return Job(project, envs, target, base, lock, rendered, project.out_dir / name, warnings)
+    return Job(project, envs, target, base, lock, rendered, folder, project.out_dir / name, warnings)
 
 
 def build(job: Job, options: Options, store: Store, console: Console) -> Record:
@@ -140,24 +137,60 @@ def build(job: Job, options: Options, store: Store, console: Console) -> Record:
     if (record := up_to_date(job, options, selected)) is not None:
         console.info(f"{job.out.name} is up to date: nothing it is made of has changed since it was built.")
         return record
-    started, clock = datetime.now(UTC), time.monotonic()
-    hungriest = max(job.envs.component(name).memory_per_job_mib for name in selected)
-    resources = plan(cores_here(), memory_here(), hungriest, options.jobs)
+    resources = resources_for(job, selected, options.jobs)
     console.info(resources.rule)
     fetching.fetch(job.lock, store, console, project=job.project)
-    refuse_full_disk(job, store)
-    outcomes = {selection.component: Outcome(selection.component) for selection in job.target.components}
-    with ExitStack() as stack:
-        engine = stack.enter_context(open_engine(store, job.project, console))
-        refuse_without_registry(job, engine)
+    refuse_full_disk(job, store, DISK_FACTOR_STARTED if (store.root / "engine").is_dir() else DISK_FACTOR)
+    with open_engine(store, job.project, console) as engine:
         places = contexts(job.lock, job.target.platform, store, console, bootstrapped=job.base.kind == "debian")
-        secret = stack.enter_context(store.scratch("resources")) / "resources.json"
+        return build_on(engine, places, job, options, resources, store, console)
+
+
+def clean_build(
+    job: Job, options: Options, resources: Resources, surroundings: Surroundings, store: Store, console: Console
+) -> tuple[Record, EngineInfo]:
+    """Build with nothing shared but the lock and the store's fetched inputs: base, layers and objects are all made anew."""
+    fetching.fetch(job.lock, store, console, project=job.project)
+    refuse_full_disk(job, store, DISK_FACTOR)
+    with (
+        open_engine(store, job.project, console, fresh=True, surroundings=surroundings) as engine,
+        store.scratch("fresh-contexts") as fresh,
+    ):
+        bootstrapped = job.base.kind == "debian"
+        places = contexts(job.lock, job.target.platform, store, console, bootstrapped=bootstrapped, fresh_in=fresh)
+        return build_on(engine, places, job, options, resources, store, console), engine.info
+
+
+def build_on(
+    engine: Engine,
+    places: Mapping[str, str],
+    job: Job,
+    options: Options,
+    resources: Resources,
+    store: Store,
+    console: Console,
+) -> Record:
+    """Run every step on an engine, with these contexts, and write the record."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    refuse_without_registry(job, engine)
+    outcomes = {selection.component: Outcome(selection.component) for selection in job.target.components}
+    with store.scratch("resources") as folder:
+        secret = folder / "resources.json"
         write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
-        work = Work(job, engine, places, secret, console)
-        image, probe = work.run(selected, outcomes, options)
+        image, probe = Work(job, engine, places, secret, console).run(select(job, options), outcomes, options)
     record = to_record(job, engine.info, resources, outcomes, image, probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)
     return record
+
+
+def resources_for(job: Job, selected: Sequence[str], jobs: int | None) -> Resources:
+    """How much of this machine the build of these components uses."""
+    return plan(cores_here(), memory_here(), hungriest(job, selected), jobs)
+
+
+def hungriest(job: Job, selected: Sequence[str]) -> int:
+    """MiB that the largest compiler run of these components takes."""
+    return max(job.envs.component(name).memory_per_job_mib for name in selected)
 
 
 def select(job: Job, options: Options) -> tuple[str, ...]:
@@ -207,10 +240,9 @@ def manifest_digest(image: Path) -> str:
         return ""
 
 
-def refuse_full_disk(job: Job, store: Store) -> None:
+def refuse_full_disk(job: Job, store: Store, factor: int) -> None:
     """Stop before a build that cannot fit. The engine holds inputs, what they unpack to, and layers; then the image."""
-    locked = sum(entry.size for entry in job.lock.entries)
-    need = locked * (DISK_FACTOR_STARTED if (store.root / "engine").is_dir() else DISK_FACTOR)
+    need = sum(entry.size for entry in job.lock.entries) * factor
     free = store.free_bytes()
     if free < need:
         raise DiskFull(

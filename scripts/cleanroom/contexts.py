@@ -34,14 +34,18 @@ def contexts(
 ) -> dict[str, str]:
     """Name and place of every context of a target's Dockerfile, all bytes checked.
 
-    `bootstrapped` says that the base is made from locked packages. With `fresh_in` (an existing folder) the base is made
-    anew there. Inputs need no making: they are the locked bytes. Raises IntegrityError, EngineError, DiskFull.
+    `bootstrapped` says that the base is made from locked packages. With `fresh_in` (an existing folder) all are made anew
+    there, and what the store derived earlier is neither read nor written. Raises IntegrityError, EngineError, DiskFull.
     """
     places = {"scripts": str(IN_CONTAINER)}
     if bootstrapped:
         places["base"] = base_layout(lock, store, console, fresh_in=fresh_in).context
     for name, group in INPUTS.items():
-        places[name] = inputs_layout(name, lock.group(group), lock.epoch, platform, store, console).context
+        entries = lock.group(group)
+        if fresh_in is not None:
+            places[name] = _make(entries, lock.epoch, platform, store, fresh_in / name).context
+        else:
+            places[name] = inputs_layout(name, entries, lock.epoch, platform, store, console).context
     return places
 
 
@@ -56,10 +60,16 @@ def inputs_layout(name: str, entries: Sequence[Entry], epoch: int, platform: str
             except IntegrityError as damage:
                 console.warn(f"The stored {name} were damaged and are made again. {damage.what}")
                 shutil.rmtree(place)
-        with store.scratch(name) as scratch, disk_full_is_told(store):
-            store.stage(entries, scratch / "files")
-            write_rootfs_tar(scratch / "files", scratch / "layer.tar", epoch=epoch, touched_since=0)
-            (scratch / "layout").mkdir()
-            digest = write_layout(scratch / "layout", scratch / "layer.tar", env={}, platform=platform, epoch=epoch)
-            move_into_place(scratch / "layout", place)
-    return Layout(place, digest)
+        with store.scratch(name) as scratch:
+            made = _make(entries, epoch, platform, store, scratch / "layout")
+            move_into_place(made.path, place)
+    return Layout(place, made.digest)
+
+
+def _make(entries: Sequence[Entry], epoch: int, platform: str, store: Store, layout: Path) -> Layout:
+    """Every file is checked against the lock on its way in."""
+    with store.scratch("inputs") as scratch, disk_full_is_told(store):
+        store.stage(entries, scratch / "files")
+        write_rootfs_tar(scratch / "files", scratch / "layer.tar", epoch=epoch, touched_since=0)
+        layout.mkdir()
+        return Layout(layout, write_layout(layout, scratch / "layer.tar", env={}, platform=platform, epoch=epoch))

@@ -67,8 +67,9 @@ _INSIDE = r"""
 # First process of the new namespaces. Standard input is a pipe from our Python: its end is the order to stop.
 set -eu
 exec 3<&0
-root=$1 state=$2 run=$3
-shift 3
+root=$1 state=$2 run=$3 host=$4
+shift 4
+echo "$host" > /proc/sys/kernel/hostname
 mount --bind "$root" "$root"
 mount -o remount,bind,ro "$root"
 mount -t proc proc "$root/proc"
@@ -96,6 +97,21 @@ wait "$daemon"
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What an engine is given of a machine, and no output may depend on. `cpus` limits its processors; 0 means all."""
+
+    host_name: str = "cleanroom"
+    time_zone: str = "UTC"
+    locale: str = "C.UTF-8"
+    umask: int = 0o022
+    user: str = "root"
+    cpus: int = 0
+
+
+USUAL = Surroundings()
+
+
+@dataclass(frozen=True)
 class Embedded:
     """A running embedded engine. `versions` maps Engine, containerd, runc and so on to what the daemon reports."""
 
@@ -119,7 +135,12 @@ class Embedded:
 
 @contextmanager
 def embedded_engine(
-    root: Path, state: Path, *, say: Callable[[str], None], start_timeout: float = START_TIMEOUT
+    root: Path,
+    state: Path,
+    *,
+    say: Callable[[str], None],
+    start_timeout: float = START_TIMEOUT,
+    surroundings: Surroundings = USUAL,
 ) -> Iterator[Embedded]:
     """Run the engine on the root file system `root` with its state in the folder `state` while the block runs.
 
@@ -140,7 +161,9 @@ def embedded_engine(
             (run / "daemon.json").write_text(json.dumps(_daemon_configuration(run.name)))
             stop, order = os.pipe()
             with log.open("wb") as output:
-                process = _start(root, state / "data", run, stop=stop, output=output.fileno(), locks=(lock, alive))
+                process = _start(
+                    root, state / "data", run, surroundings, stop=stop, output=output.fileno(), locks=(lock, alive)
+                )
             os.close(stop)
             engine_socket = run / "docker.sock"
             versions = _wait_until_it_answers(process, engine_socket, log, start_timeout)
@@ -212,13 +235,18 @@ def _daemon_configuration(name: str) -> dict[str, Any]:
     }
 
 
-def _start(root: Path, data: Path, run: Path, *, stop: int, output: int, locks: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _start(
+    root: Path, data: Path, run: Path, surroundings: Surroundings, *, stop: int, output: int, locks: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
     data.mkdir(exist_ok=True)
     inside = [
-        *("sh", "-c", _INSIDE, "cleanroom-engine", str(root), str(data), str(run)),
+        *("sh", "-c", _INSIDE, "cleanroom-engine", str(root), str(data), str(run), surroundings.host_name),
         *("dockerd", "--config-file", "/run/cleanroom/daemon.json"),
     ]
-    namespaces = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+    available = sorted(os.sched_getaffinity(0))
+    cpus = ",".join(map(str, available[: surroundings.cpus or None]))
+    namespaces = ["taskset", "--cpu-list", cpus]
+    namespaces += ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
     return subprocess.Popen(
         ["sh", "-c", _OUTSIDE, "cleanroom-engine", str(run), run.name, *namespaces, *inside],
         stdin=stop,
@@ -228,14 +256,17 @@ def _start(root: Path, data: Path, run: Path, *, stop: int, output: int, locks: 
         # Nothing of this machine's environment: proxies and certificates would reach the build steps.
         env={
             "PATH": DEFAULT_PATH,
-            "LC_ALL": "C.UTF-8",
-            "TZ": "UTC",
+            "LC_ALL": surroundings.locale,
+            "TZ": surroundings.time_zone,
+            "USER": surroundings.user,
+            "LOGNAME": surroundings.user,
             # Otherwise the daemon cuts the log of a step after 2 MiB.
             "BUILDKIT_STEP_LOG_MAX_SIZE": "-1",
             "BUILDKIT_STEP_LOG_MAX_SPEED": "-1",
         },
         pass_fds=locks,
         start_new_session=True,
+        umask=surroundings.umask,
     )
 
 

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from cleanroom import bootstrap
 from cleanroom.console import Console
-from cleanroom.embedded import Embedded, embedded_engine
+from cleanroom.embedded import USUAL, Embedded, Surroundings, embedded_engine
 from cleanroom.errors import CleanroomError, DiskFull, EngineError, Interrupted
 from cleanroom.fetch import fetch
 from cleanroom.lock import Lock, read_lock
@@ -276,11 +276,14 @@ class Engine:
 
 
 @contextmanager
-def open_engine(store: Store, project: Project, console: Console, *, fresh: bool = False) -> Iterator[Engine]:
+def open_engine(
+    store: Store, project: Project, console: Console, *, fresh: bool = False, surroundings: Surroundings = USUAL
+) -> Iterator[Engine]:
     """The engine of this machine, running while the block runs.
 
-    `fresh`: with nothing kept from earlier builds, neither steps nor compile caches. CLEANROOM_ENGINE=docker|embedded
-    decides; without it a usable Docker goes first. Raises EngineError with what to install.
+    `fresh`: with nothing kept from earlier builds, neither steps nor compile caches. `surroundings` are for an embedded
+    engine; a Docker that runs already has its own. CLEANROOM_ENGINE=docker|embedded decides; without it a usable Docker
+    goes first. Raises EngineError with what to install.
     """
     choice, docker = choose(os.environ, console)
     if choice == "docker":
@@ -294,10 +297,13 @@ def open_engine(store: Store, project: Project, console: Console, *, fresh: bool
         fetch(lock, store, console, project=project)
     root = bootstrap.engine_root(lock, store, console)
     if fresh:
-        with store.scratch("fresh-engine") as scratch, _embedded_engine(root, scratch, store, console, fresh=True) as engine:
+        with (
+            store.scratch("fresh-engine") as scratch,
+            _embedded_engine(root, scratch, store, console, surroundings, fresh=True) as engine,
+        ):
             yield engine
         return
-    with _embedded_engine(root, store.root / "engine", store, console, fresh=False) as engine:
+    with _embedded_engine(root, store.root / "engine", store, console, surroundings, fresh=False) as engine:
         yield engine
 
 
@@ -308,11 +314,13 @@ def engine_lock(project: Project) -> Lock:
 
 
 @contextmanager
-def _embedded_engine(root: Path, state: Path, store: Store, console: Console, *, fresh: bool) -> Iterator[Engine]:
+def _embedded_engine(
+    root: Path, state: Path, store: Store, console: Console, surroundings: Surroundings, *, fresh: bool
+) -> Iterator[Engine]:
     buildx = root / "usr/libexec/docker/cli-plugins/docker-buildx"
     with (
         store.scratch("buildx") as configuration,
-        embedded_engine(root, state, say=console.info) as running,
+        embedded_engine(root, state, say=console.info, surroundings=surroundings) as running,
     ):
         environment = {
             **{name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ},
@@ -524,6 +532,11 @@ def _numbers(version: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
+def _short(digest: str) -> str:
+    """A digest as people recognise it; anything else as it is."""
+    return digest[:19] if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) else digest
+
+
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(str(number) for number in version)
 
@@ -703,7 +716,7 @@ class ProgressReader:
             return
         current, total = int(status.get("current") or 0), int(status.get("total") or 0)
         amount = f" {current / 1e6:.1f} MB" + (f" of {total / 1e6:.1f} MB" if total else "") if current else ""
-        self._tell(step, "transfer", f"{status.get('id', '')}{amount}")
+        self._tell(step, "transfer", f"{_short(str(status.get('id', '')))}{amount}")
 
     def _log(self, log: Mapping[str, Any]) -> None:
         step = self._steps.get(log.get("vertex", ""))

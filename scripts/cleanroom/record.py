@@ -7,23 +7,21 @@ name, home and working folder are taken out of quoted text.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import re
 import socket
-import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from cleanroom.errors import RecordError
 from cleanroom.failures import Failure
 from cleanroom.files import write_atomically
 from cleanroom.prerequisites import Assessment
 from cleanroom.resources import Resources
+from cleanroom.strict_json import parse_document, to_json
 
 SCHEMA = 1
 
@@ -194,7 +192,7 @@ def verdict_for(components: Iterable[ComponentResult], imports: Iterable[Import]
 
 def dump_record(record: Record) -> str:
     """The JSON text of a record: fields in the order of their definition, mappings sorted, one value a line."""
-    data = _to_json(record)
+    data = to_json(record)
     body = {"schema": data.pop("schema"), **data}
     return json.dumps(_anonymous(body), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -223,23 +221,7 @@ def read_record(path: Path) -> Record:
 
 def parse_record(text: str, *, name: str = "record.json") -> Record:
     """The record in a JSON text; `name` is for messages. Raises RecordError as read_record does."""
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise RecordError(f"{name} is not valid JSON: {error}.", means="It is damaged, or not a record.") from None
-    found = data.get("schema") if isinstance(data, dict) else None
-    if found != SCHEMA or isinstance(found, bool):
-        raise RecordError(
-            f"{name} has schema {found!r}, this version of Cleanroom reads {SCHEMA}.",
-            means="It was written by another version, or is not a record.",
-            next_step="build the target again, or read it with the version that wrote it",
-        )
-    try:
-        record = cast("Record", _from_json(Record, data, ""))
-        _check(record)
-    except ValueError as error:
-        raise RecordError(f"{name}: {error}.", means="It is damaged or was edited, so it is evidence of nothing.") from None
-    return record
+    return parse_document(Record, text, name=name, schema=SCHEMA, again="build the target again", check=_check)
 
 
 def _check(record: Record) -> None:
@@ -269,66 +251,6 @@ def _check(record: Record) -> None:
             raise ValueError(f"{where} is {value!r}, not a sha256")
 
 
-def _to_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_to_json(v) for v in value]
-    if isinstance(value, Mapping):
-        return {key: _to_json(value[key]) for key in sorted(value)}
-    return value
-
-
-T = TypeVar("T")
-
-
-def _from_json(kind: Any, value: Any, where: str) -> Any:
-    """`value` as an object of type `kind`, checked all the way down. Raises ValueError with the path of what is wrong."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _object(kind, value, where)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        (inner,) = [a for a in arguments if a is not type(None)]
-        return _from_json(inner, value, where)
-    if origin is Literal:
-        if value not in arguments:
-            raise ValueError(f"{where} is {value!r}, not one of {', '.join(map(str, arguments))}")
-        return value
-    if origin is tuple:
-        rows = _typed(list, value, where)
-        return tuple(_from_json(arguments[0], row, f"{where}[{i}]") for i, row in enumerate(rows))
-    if origin is Mapping:
-        pairs = _typed(dict, value, where)
-        return {key: _from_json(arguments[1], pairs[key], f"{where}.{key}") for key in sorted(pairs)}
-    if kind is float:
-        number = value if isinstance(value, float) else float(_typed(int, value, where))
-        if not math.isfinite(number):
-            raise ValueError(f"{where} is {value!r}, not a finite number")
-        return number
-    return _typed(kind, value, where)
-
-
-def _object(kind: type[Any], value: Any, where: str) -> Any:
-    data = _typed(dict, value, where or "the record")
-    hints = get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    prefix = f"{where}." if where else ""
-    if missing := [name for name in names if name not in data]:
-        raise ValueError(f"{prefix}{missing[0]} is missing")
-    if unknown := sorted(set(data) - set(names)):
-        raise ValueError(f"{prefix}{unknown[0]} is unknown")
-    return kind(**{name: _from_json(hints[name], data[name], f"{prefix}{name}") for name in names})
-
-
-def _typed(kind: type[T], value: Any, where: str) -> T:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{where} is {value!r}, not {_KINDS.get(kind, kind.__name__)}")
-    return value
-
-
-_KINDS: Mapping[type, str] = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
 _QUOTED = ("message", "excerpt", "error", "hint")
 """Fields that quote what a program printed, the only place where a host name could be."""
 

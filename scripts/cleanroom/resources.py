@@ -26,12 +26,17 @@ class Resources:
 
 def plan(cores: int, memory_bytes: int, memory_per_job_mib: int, jobs: int | None = None) -> Resources:
     """The rule: as many compilers as cores and memory allow, by the hungriest unit; left-over cores go to nvcc."""
-    by_memory = max(1, (memory_bytes // MIB - RESERVE_MIB) // memory_per_job_mib)
+    by_memory = jobs_in(memory_bytes, memory_per_job_mib)
     chosen = jobs if jobs is not None else min(cores, by_memory)
     threads = max(1, cores // chosen)
     why = "chosen with --jobs" if jobs is not None else f"{cores} cores, memory for {by_memory} at {memory_per_job_mib} MiB each"
     rule = f"{chosen} compile jobs at once, {threads} nvcc threads each ({why}, {memory_bytes // MIB} MiB available)"
     return Resources(cores, memory_bytes, chosen, threads, rule)
+
+
+def jobs_in(memory_bytes: int, memory_per_job_mib: int) -> int:
+    """How many compilers this much memory holds, at least one."""
+    return max(1, (memory_bytes // MIB - RESERVE_MIB) // memory_per_job_mib)
 
 
 def cores_here() -> int:

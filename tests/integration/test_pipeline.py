@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -15,39 +11,13 @@ import pytest
 
 from cleanroom.project import REPOSITORY
 from cleanroom.record import read_record
+from projects import FIXTURE, cleanroom, lock_and_render, project_copy
 
 pytestmark = pytest.mark.integration
 
 
-def cleanroom(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cleanroom", "--project", str(project), *arguments],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def project_copy(source: Path, place: Path) -> Path:
-    """What a project consists of, links resolved, without what was built there before."""
-    for name in ("envs", "dockerfiles", "lockfiles", "sources"):
-        if (source / name).is_dir():
-            shutil.copytree(source / name, place / name)
-    return place
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fixture target, built once for the tests of this module."""
-    project = project_copy(REPOSITORY / "tests" / "fixture", tmp_path_factory.mktemp("fixture"))
-    done = cleanroom(project, "build", "fixture")
-    assert done.returncode == 0, done.stderr
-    return project
-
-
 def test_committed_locks_and_dockerfiles_are_current() -> None:
-    for project in (REPOSITORY, REPOSITORY / "tests" / "fixture"):
+    for project in (REPOSITORY, FIXTURE):
         for verb in ("lock", "render"):
             done = cleanroom(project, verb, "--check")
             assert done.returncode == 0, done.stderr
@@ -92,6 +62,21 @@ def test_a_second_build_of_the_same_inputs_is_done_in_seconds(built: Path) -> No
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - started < 10
     assert json.loads(done.stdout.splitlines()[-1])["result"]["verdict"] == "builds"
+
+
+def test_a_compile_error_is_told_with_file_and_line_and_its_own_exit_code(tmp_path: Path) -> None:
+    project = project_copy(FIXTURE, tmp_path)
+    unit = project / "sources" / "vectors" / "csrc" / "reduce.cu"
+    unit.write_text('#include "no_such_header.h"\n' + unit.read_text())
+    lock_and_render(project)
+    failed = cleanroom(project, "build", "fixture")
+    assert failed.returncode == 21, failed.stderr
+    failure = read_record(project / "out" / "fixture" / "record.json").component("vectors").failure
+    assert failure is not None
+    assert (failure.kind, failure.line) == ("missing header", 1)
+    assert failure.file is not None
+    assert failure.file.endswith("reduce.cu")
+    assert "no_such_header.h" in failed.stderr
 
 
 def test_deepep_is_compiled_from_its_source_archive(tmp_path: Path) -> None:

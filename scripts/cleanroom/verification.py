@@ -1,0 +1,104 @@
+"""The result of `verify`: two clean builds of the same lock, compared, with the level that they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from cleanroom.errors import RecordError
+from cleanroom.files import write_atomically
+from cleanroom.record import EngineUsed, File, Image, Level, LockInfo, TargetInfo
+from cleanroom.strict_json import dump_document, parse_document
+
+SCHEMA = 1
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""Strongest first."""
+
+
+def weakest(levels: Iterable[Level]) -> Level:
+    """The level that a whole reaches whose parts reach these; a whole without parts is `incomplete`."""
+    return max(levels, key=LEVELS.index, default="incomplete")
+
+
+def reaches(level: Level, wanted: Level) -> bool:
+    """Whether `level` is at least as strong as `wanted`."""
+    return LEVELS.index(level) <= LEVELS.index(wanted)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where two builds differ.
+
+    `file` is the path inside the wheel or the image's layers, empty for the archive itself; `part` an ELF section,
+    "sm_100a kernel <mangled name>", "sm_100a PTX" or a field of the archive, empty for the whole file; `level` the
+    strongest level that is still true with this difference.
+    """
+
+    component: str
+    file: str
+    part: str
+    level: Level
+    cause: str
+    remedy: str
+    detail: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ComponentVerification:
+    """What the comparison of one component's two wheels came to. A wheel is None where that build made none."""
+
+    name: str
+    level: Level
+    first: File | None
+    second: File | None
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something about the second build that was different on purpose."""
+
+    name: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Two clean builds compared. `started` is UTC, `seconds` the wall time of the second build and the comparison."""
+
+    tool_version: str
+    target: TargetInfo
+    base: str
+    lock: LockInfo
+    engine: EngineUsed
+    started: str
+    seconds: float
+    conditions: tuple[Condition, ...]
+    level: Level
+    components: tuple[ComponentVerification, ...]
+    image_first: Image | None
+    image_second: Image | None
+    image_level: Level
+    image_differences: tuple[Difference, ...]
+    schema: int = SCHEMA
+
+
+def write_verification(path: Path, verification: Verification) -> None:
+    """Write a verification whole or not at all."""
+    write_atomically(path, dump_document(verification).encode())
+
+
+def read_verification(path: Path) -> Verification:
+    """Read a verification. Raises RecordError if it is missing, damaged, or of another schema version."""
+    again = f"nox -s verify-{path.parent.parent.name}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecordError(f"There is no {path.name} here.", means="Nothing was verified yet.", next_step=again) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path.name} cannot be read: {error}.", means="It is damaged, or not a verification.") from None
+    return parse_document(Verification, text, name=path.name, schema=SCHEMA, again=again)
