@@ -87,6 +87,7 @@ def define(verb: str, target: str, text: str) -> None:
 
 for _target in sorted((ROOT / "envs" / "targets").glob("*.yaml")):
     define("build", _target.stem, f"Build {title_of(_target)}: wheels, image and record in out/{_target.stem}")
+    define("verify", _target.stem, f"Build {_target.stem} again on a clean slate, compare, and explain what differs")
     define("fetch", _target.stem, f"Bring every locked input of {_target.stem} into the store, to build without a network")
 
 

@@ -97,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--at-least", choices=LEVELS, default="identical artifacts", metavar="LEVEL", help="weaker than this is a failure"
     )
+    verify.add_argument("--vary", action="store_true", help="also a clean build for each condition, changed by itself")
     verify.add_argument("--publish", action="store_true", help="replace what is published beside the lock by what agreed here")
     verb("doctor", doctor_verb, "Say whether this machine can build, and what is missing")
     tidy = verb("clean", clean_verb, "Remove engine state and scratch; keep fetched inputs")
@@ -190,7 +191,12 @@ def verify_verb(options: argparse.Namespace, console: Console) -> int:
     project = Project(options.project)
     job = building.prepare(project, load_envs(project.envs_dir), options.target, options.base)
     chosen = verifying.Options(
-        options.record, tuple(options.component), options.jobs, image=not options.no_image, publish=options.publish
+        options.record,
+        tuple(options.component),
+        options.jobs,
+        image=not options.no_image,
+        publish=options.publish,
+        vary=options.vary,
     )
     verification = verifying.verify(job, chosen, Store.default(), console)
     verifying.raise_for(verification, options.at_least)

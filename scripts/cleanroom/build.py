@@ -206,6 +206,11 @@ def select(job: Job, options: Options) -> tuple[str, ...]:
     return tuple(name for name in names if not options.components or name in options.components)
 
 
+def is_whole(job: Job, options: Options) -> bool:
+    """Whether every component is built, and so an image can be."""
+    return options.image and len(select(job, options)) == len(job.target.components)
+
+
 def up_to_date(job: Job, options: Options, selected: Sequence[str]) -> Record | None:
     """The record of an earlier build of exactly these inputs whose files are all still what it says, else None."""
     try:
@@ -214,7 +219,7 @@ def up_to_date(job: Job, options: Options, selected: Sequence[str]) -> Record | 
         return None
     if f"sha256:{record.dockerfile_sha256}" != job.rendered.digest or record.lock.content != job.lock.content:
         return None
-    whole = not options.components and options.image
+    whole = is_whole(job, options)
     if whole and (record.verdict != "builds" or record.image is None):
         return None
     files = [record.component(name).wheel for name in selected]
@@ -275,7 +280,7 @@ class Work:
         self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options
     ) -> tuple[Image | None, Mapping[str, Any]]:
         """Environment first, then the components side by side, then image and probe if everything is there."""
-        whole = not options.components and options.image
+        whole = is_whole(self.job, options)
         with self.console.steps(f"Building {self.job.rendered.name}", 1 + len(selected) + 2 * whole) as view:
             self.step(view, "environment", "build-environment", None)
             self.components(view, selected, outcomes, keep_going=options.keep_going)

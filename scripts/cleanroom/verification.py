@@ -67,8 +67,21 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class Variation:
+    """A further clean build with one condition changed: the level it reaches, and the places where it differs."""
+
+    condition: str
+    value: str
+    level: Level
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Verification:
-    """Two clean builds compared. `started` is UTC, `seconds` the wall time of the second build and the comparison."""
+    """Two clean builds compared. `started` is UTC, `seconds` the wall time of the second build and the comparison.
+
+    `variations` are the further builds of `--vary`, empty without it.
+    """
 
     tool_version: str
     target: TargetInfo
@@ -84,6 +97,7 @@ class Verification:
     image_second: Image | None
     image_level: Level
     image_differences: tuple[Difference, ...]
+    variations: tuple[Variation, ...] = ()
     schema: int = SCHEMA
 
 

@@ -21,12 +21,13 @@ from cleanroom.errors import RecordError, UnknownName, VerifyFailed
 from cleanroom.lock import lock_path
 from cleanroom.published import compare, digests_of, published_path, read_published, write_published
 from cleanroom.record import ComponentResult, EngineUsed, Level, Record, read_record
-from cleanroom.resources import Resources, jobs_in, memory_here
+from cleanroom.resources import cores_here, jobs_in, memory_here
 from cleanroom.store import Store
 from cleanroom.verification import (
     ComponentVerification,
     Condition,
     Difference,
+    Variation,
     Verification,
     reaches,
     weakest,
@@ -49,6 +50,7 @@ class Options:
     jobs: int | None = None
     image: bool = True
     publish: bool = False
+    vary: bool = False
 
 
 def verify(job: Job, options: Options, store: Store, console: Console) -> Verification:
@@ -63,14 +65,15 @@ def verify(job: Job, options: Options, store: Store, console: Console) -> Verifi
     started, clock = datetime.now(UTC), time.monotonic()
     names = components_to_build(first, options.components)
     again = building.Options(names, keep_going=True, image=options.image and first.image is not None and not options.components)
-    resources = other_resources(job, again, first, options.jobs)
+    jobs = options.jobs or other_jobs(job, names, first)
     for warning in job.warnings:
         console.warn(warning)
-    console.info(f"Building {job.rendered.name} again, sharing only lock and store: {resources.rule}")
-    second, engine = build_elsewhere(job, again, resources, ELSEWHERE, store, console)
-    console.info("Comparing the two builds")
-    components = tuple(compare_component(name, first, second, place.parent, job.out / FOLDER) for name in names)
-    image_level, image_differences = compare_image(first, second, place.parent, job.out / FOLDER)
+    second, engine = build_elsewhere(job, again, jobs, ELSEWHERE, store, console)
+    pair = compare_builds(first, second, place.parent, job.out / FOLDER, names, image=again.image)
+    variations = tuple(
+        one_variation(job, first, place.parent, again, each, store, console)
+        for each in (varied(job, first) if options.vary else ())
+    )
     verification = Verification(
         tool_version=__version__,
         target=second.target,
@@ -80,16 +83,83 @@ def verify(job: Job, options: Options, store: Store, console: Console) -> Verifi
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(time.monotonic() - clock, 1),
         conditions=conditions(first, second, engine, ELSEWHERE),
-        level=level_of(components, image_level, whole=bool(again.image)),
-        components=components,
+        level=weakest((pair.level, *(v.level for v in variations))),
+        components=pair.components,
         image_first=first.image,
         image_second=second.image,
-        image_level=image_level,
-        image_differences=image_differences,
+        image_level=pair.image_level,
+        image_differences=pair.image_differences,
+        variations=variations,
     )
     write_verification(job.out / FOLDER / "verification.json", verification)
     publish(job, second, verification, console, replace_published=options.publish)
     return verification
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two builds compared."""
+
+    level: Level
+    components: tuple[ComponentVerification, ...]
+    image_level: Level
+    image_differences: tuple[Difference, ...]
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Of all components and the image."""
+        return (*(d for c in self.components for d in c.differences), *self.image_differences)
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One condition of a further build, changed by itself."""
+
+    condition: str
+    value: str
+    surroundings: Surroundings
+    jobs: int
+
+
+def varied(job: Job, first: Record) -> tuple[Varied, ...]:
+    """Every condition that can be changed here, one at a time. Time passes and the folder is new in each of them."""
+    jobs = first.resources.jobs
+    other = other_jobs(job, [c.name for c in first.components], first)
+    few = max(1, cores_here() // 2)
+    return (
+        Varied("start time and working folder", "later, another one", USUAL, jobs),
+        Varied("compile jobs", str(other), USUAL, other),
+        Varied("host name", ELSEWHERE.host_name, replace(USUAL, host_name=ELSEWHERE.host_name), jobs),
+        Varied("time zone", ELSEWHERE.time_zone, replace(USUAL, time_zone=ELSEWHERE.time_zone), jobs),
+        Varied("locale", ELSEWHERE.locale, replace(USUAL, locale=ELSEWHERE.locale), jobs),
+        Varied("umask", f"{ELSEWHERE.umask:03o}", replace(USUAL, umask=ELSEWHERE.umask), jobs),
+        Varied("user name", ELSEWHERE.user, replace(USUAL, user=ELSEWHERE.user), jobs),
+        Varied("CPU count", str(few), replace(USUAL, cpus=few), jobs),
+    )
+
+
+def one_variation(
+    job: Job, first: Record, folder: Path, options: building.Options, change: Varied, store: Store, console: Console
+) -> Variation:
+    """Build with one condition changed and compare with the first record. What it made is not kept."""
+    console.info(f"Changing only: {change.condition} ({change.value})")
+    with store.scratch("variation") as scratch:
+        there = replace(job, out=scratch)
+        record, _ = build_elsewhere(there, options, change.jobs, change.surroundings, store, console)
+        pair = compare_builds(first, record, folder, scratch / FOLDER, options.components, image=options.image)
+    places = tuple(f"{d.component}: {d.file} {d.part}".rstrip() for d in pair.differences)
+    return Variation(change.condition, change.value, pair.level, places)
+
+
+def compare_builds(
+    first: Record, second: Record, first_folder: Path, second_folder: Path, names: Sequence[str], *, image: bool
+) -> Pair:
+    """The level that two builds reach, part by part."""
+    components = tuple(compare_component(name, first, second, first_folder, second_folder) for name in names)
+    if not image:
+        return Pair(weakest(c.level for c in components), components, "incomplete", ())
+    image_level, differences = compare_image(first, second, first_folder, second_folder)
+    return Pair(level_of(components, image_level), components, image_level, differences)
 
 
 def refuse_other_inputs(job: Job, first: Record) -> None:
@@ -124,22 +194,21 @@ def components_to_build(first: Record, wanted: Sequence[str]) -> tuple[str, ...]
     return tuple(name for name in attempted if not wanted or name in wanted)
 
 
-def other_resources(job: Job, again: building.Options, first: Record, jobs: int | None) -> Resources:
-    """One compile job more than the first build had, or one less where memory does not allow it, unless `jobs` says."""
-    names = building.select(job, again)
-    if jobs is None:
-        most = min(first.resources.jobs + 1, jobs_in(memory_here(), building.hungriest(job, names)))
-        jobs = most if most != first.resources.jobs else max(1, most - 1)
-    return building.resources_for(job, names, jobs)
+def other_jobs(job: Job, names: Sequence[str], first: Record) -> int:
+    """One compile job more than the first build had, or one less where memory does not allow it."""
+    most = min(first.resources.jobs + 1, jobs_in(memory_here(), building.hungriest(job, names)))
+    return most if most != first.resources.jobs else max(1, most - 1)
 
 
 def build_elsewhere(
-    job: Job, options: building.Options, resources: Resources, surroundings: Surroundings, store: Store, console: Console
+    job: Job, options: building.Options, jobs: int, surroundings: Surroundings, store: Store, console: Console
 ) -> tuple[Record, EngineInfo]:
     """The clean build, its Dockerfile rendered anew in another folder, its results in a folder of their own."""
     out = job.out / FOLDER
     if out.exists():
         shutil.rmtree(out)
+    resources = building.resources_for(job, options.components, jobs)
+    console.info(f"Building {job.rendered.name} again, sharing only lock and store: {resources.rule}")
     with store.scratch("verify") as scratch:
         rendering.write(job.rendered, scratch / "dockerfile")
         there = replace(job, folder=scratch / "dockerfile", out=out)
@@ -181,9 +250,7 @@ def cannot_compare(component: str, file: str) -> Difference:
     )
 
 
-def compare_image(
-    first: Record, second: Record, first_folder: Path, second_folder: Path
-) -> tuple[Level, tuple[Difference, ...]]:
+def compare_image(first: Record, second: Record, first_folder: Path, second_folder: Path) -> tuple[Level, tuple[Difference, ...]]:
     """The level that the two images reach; `incomplete` where either build made none."""
     if first.image is None or second.image is None:
         return "incomplete", ()
@@ -195,11 +262,9 @@ def compare_image(
     return compare_images(place, second_folder / second.image.file)
 
 
-def level_of(components: Sequence[ComponentVerification], image: Level, *, whole: bool) -> Level:
-    """The weakest of all parts. Without images it is that of the wheels; one image for all is more than its wheels."""
+def level_of(components: Sequence[ComponentVerification], image: Level) -> Level:
+    """The weakest of all parts; an identical image is more than the identical wheels in it."""
     wheels = weakest(c.level for c in components)
-    if not whole:
-        return wheels
     return image if wheels == "identical artifacts" else weakest((wheels, image))
 
 
