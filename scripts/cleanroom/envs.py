@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from cleanroom.component import (
 )
 from cleanroom.errors import ArchError, EnvsError, UnknownName
 from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_bytes, read_item
-from cleanroom.target import Override, Prerequisite, Selection, Status, Target, Toolkit
+from cleanroom.target import Accepted, Expectation, Outcome, Override, Prerequisite, Selection, Status, Target, Toolkit
 
 PLACEHOLDERS = ("nvcc_threads", "sm_list", "torch_arch_list", "version")
 """What an environment value or a replacement may contain in braces; render.py and the build fill them in."""
@@ -51,6 +51,8 @@ PLATFORMS = ("linux/amd64", "linux/arm64")
 VENDORS = ("ascend", "nvidia")
 DECIDED = ("build", "nowhere", "run-time")
 PREREQUISITE_KINDS = ("gcc", "os", "outside", "python", "toolkit")
+IMAGE = "image"
+"""What a finding names that is of no component."""
 RESERVED = ("engine",)
 """engine.lock is the embedded engine's, so no target may have its name."""
 
@@ -443,7 +445,7 @@ def _missing_module(item: Item) -> MissingModule:
 def _target(item: Item, components: Mapping[str, Component | None], bases: Mapping[str, Base | None], table: Table) -> Target:
     fields = item.fields(
         ["name", "title", "status", "status_source", "platform", "vendor", "architectures", "bases", "toolkit", "components"],
-        ["overrides", "prerequisites"],
+        ["overrides", "prerequisites", "expected", "accepts"],
     )
     name = fields.text("name", _NAME_SAYS + f"; not {listed(RESERVED)}", lambda t: t not in RESERVED)
     platform = fields.choice("platform", PLATFORMS)
@@ -454,19 +456,23 @@ def _target(item: Item, components: Mapping[str, Component | None], bases: Mappi
             fields["architectures"].wrong("holds NVIDIA's compute capabilities; for ascend the list is empty", ArchError)
     else:
         archs = _archs(fields, "architectures", table)
+    status = cast("Status", fields.choice("status", get_args(Status)))
+    selections = tuple(_selection(n, i, components, table) for n, i in _selections(fields))
     return Target(
         name=name,
         title=fields.text("title"),
-        status=cast("Status", fields.choice("status", get_args(Status))),
+        status=status,
         status_source=fields.text("status_source"),
         platform=platform,
         vendor=cast("Literal['nvidia', 'ascend']", vendor),
         architectures=archs,
         bases=_bases_of(fields, bases, platform),
         toolkit=_toolkit(fields["toolkit"], table) if "toolkit" in fields else Toolkit("cuda-wheels", "0.0", ()),
-        components=tuple(_selection(n, i, components, table) for n, i in _selections(fields)),
+        components=selections,
         overrides=_overrides(fields),
         prerequisites=tuple(_prerequisite(i) for i in fields.items("prerequisites")),
+        expected=_expected(item, fields, [s.component for s in selections], status),
+        accepts=_accepts(fields, [s.component for s in selections]),
     )
 
 
@@ -509,12 +515,64 @@ def _selections(fields: Fields) -> list[tuple[str, Item]]:
 def _selection(name: str, item: Item, components: Mapping[str, Component | None], table: Table) -> Selection:
     if name not in components:
         item.wrong(f"there is no component {name!r}{nearest(name, components)} (known: {listed(components)})")
-    fields = item.fields([], ["architectures", "reason"])
+    fields = item.fields([], ["architectures", "reason", "substitute"])
     if "architectures" in fields and "reason" not in fields:
         item.wrong("has architectures of its own without a reason; say why they are not the target's")
     if "reason" in fields and "architectures" not in fields:
         item.wrong("has a reason without architectures; give both or neither")
-    return Selection(name, _archs(fields, "architectures", table), fields.text("reason"))
+    substitute = tuple(_substitution(i) for i in fields.items("substitute"))
+    return Selection(name, _archs(fields, "architectures", table), fields.text("reason"), substitute)
+
+
+def _expected(item: Item, fields: Fields, components: Sequence[str], status: Status) -> tuple[Expectation, ...]:
+    """What each component should come to; an experimental target leaves none out."""
+    found = tuple(_expectation(name, each, components) for name, each in fields.entries("expected"))
+    missing = [name for name in components if name not in {e.component for e in found}]
+    if missing and (status == "experimental" or "expected" in fields):
+        place = fields["expected"] if "expected" in fields else item
+        place.wrong(f"nothing is expected of {listed(missing)}; an experimental target says it of every component")
+    return found
+
+
+def _expectation(name: str, item: Item, components: Sequence[str]) -> Expectation:
+    _refuse_stranger(item, name, components)
+    fields = item.fields(["outcome", "source"], ["compiles", "of", "reason"])
+    outcome = fields.choice("outcome", get_args(Outcome))
+    compiles, of = fields.integer("compiles", 1), fields.integer("of", 2)
+    if outcome == "partly" and not ("compiles" in fields and "of" in fields):
+        item.wrong("is partly without its counts; give compiles and of")
+    if outcome != "partly" and ("compiles" in fields or "of" in fields):
+        item.wrong(f"has counts, which belong to partly; the outcome is {outcome}")
+    if outcome == "partly" and compiles >= of:
+        item.wrong(f"compiles {compiles} of {of} is not a part")
+    if outcome in ("partly", "refuses") and "reason" not in fields:
+        item.wrong(f"{outcome} without a reason")
+    return Expectation(
+        component=name,
+        outcome=cast("Outcome", outcome),
+        compiles=compiles if outcome == "partly" else 0,
+        of=of if outcome == "partly" else 0,
+        reason=fields.text("reason"),
+        source=fields.text("source"),
+    )
+
+
+def _accepts(fields: Fields, components: Sequence[str]) -> tuple[Accepted, ...]:
+    found: list[Accepted] = []
+    for item in fields.items("accepts"):
+        parts = item.fields(["component", "kind", "reason"])
+        accepted = Accepted(parts.text("component"), parts.text("kind"), parts.text("reason"))
+        if "component" in parts:
+            _refuse_stranger(parts["component"], accepted.component, [*components, IMAGE])
+        if any((accepted.component, accepted.kind) == (other.component, other.kind) for other in found):
+            item.wrong(f"{accepted.kind} of {accepted.component} is accepted twice")
+        found.append(accepted)
+    return tuple(found)
+
+
+def _refuse_stranger(item: Item, name: str, components: Sequence[str]) -> None:
+    if name and name not in components:
+        item.wrong(f"{name!r} is no component of this target{nearest(name, components)} (it has: {listed(components)})")
 
 
 def _overrides(fields: Fields) -> tuple[Override, ...]:

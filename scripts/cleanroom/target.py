@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cleanroom.arch import Arch
+from cleanroom.component import Substitution
 
 Status = Literal["supported", "experimental", "fixture"]
+Outcome = Literal["compiles", "partly", "refuses"]
+"""`refuses`: nothing that would run comes out; refused by a tool, or compiled to stubs that only trap."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,15 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Selection:
-    """One component of a target. Empty `architectures` means the target's own; otherwise `reason` says why not."""
+    """One component of a target. Empty `architectures` means the target's own; otherwise `reason` says why not.
+
+    `substitute` are changes to the component's source that only this target needs.
+    """
 
     component: str
     architectures: tuple[Arch, ...] = ()
     reason: str = ""
+    substitute: tuple[Substitution, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,33 @@ class Prerequisite:
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """What a build of one component should come to, and who says so ("measured here" is a source too).
+
+    `compiles` and `of` count translation units, and only for `partly`; a stub does not count as compiled.
+    """
+
+    component: str
+    outcome: Outcome
+    compiles: int
+    of: int
+    reason: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"partly: {self.compiles} of {self.of}" if self.outcome == "partly" else self.outcome
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A finding that does not cost the target its verdict, and why. `kind` is a Finding's, `component` its component."""
+
+    component: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Target:
     """A platform and architecture to build for, with everything that is pinned for it."""
 
@@ -68,6 +102,20 @@ class Target:
     components: tuple[Selection, ...]
     overrides: tuple[Override, ...]
     prerequisites: tuple[Prerequisite, ...]
+    expected: tuple[Expectation, ...] = ()
+    accepts: tuple[Accepted, ...] = ()
+
+    def selection(self, component: str) -> Selection | None:
+        """How the target has one component, None where it has it not."""
+        return next((s for s in self.components if s.component == component), None)
+
+    def expectation(self, component: str) -> Expectation | None:
+        """What is expected of one component, None where nothing is said."""
+        return next((e for e in self.expected if e.component == component), None)
+
+    def acceptance(self, component: str, kind: str) -> Accepted | None:
+        """Why a finding of this kind is accepted of this component, None where it is not."""
+        return next((a for a in self.accepts if (a.component, a.kind) == (component, kind)), None)
 
     def architectures_of(self, component: str) -> tuple[Arch, ...]:
         """The architectures asked of one component: its own list, else the target's."""

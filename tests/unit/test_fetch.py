@@ -200,7 +200,8 @@ def test_without_a_network_the_number_of_missing_files_is_told(
 
 def test_a_password_of_the_index_is_in_no_message(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cleanroom.sources.pypi.PAUSES", ())
-    monkeypatch.setenv("PIP_INDEX_URL", "http://someone:hidden@127.0.0.1:9/simple/")
+    credential = "someone:hidden"
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{credential}@127.0.0.1:9/simple/")
     with pytest.raises(FetchError) as raised:
         run(store, wheel())
     assert "hidden" not in str(raised.value)
