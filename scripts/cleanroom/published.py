@@ -59,21 +59,32 @@ def write_published(path: Path, published: Published, target: str) -> None:
 
 
 def compare(record: Record, published: Published | None) -> tuple[bool | None, str]:
-    """Whether a record matches what is published, and one line that says so. None where there is nothing to compare."""
+    """Whether a record matches what is published, and one line that says so. None where there is nothing to compare.
+
+    Equal bytes match whatever Dockerfile made them; different bytes are no contradiction if it was another one.
+    """
     if published is None:
         return None, "Nothing is published for this lock yet."
     if published.lock != record.lock.content:
         return None, "What is published belongs to another lock."
-    if published.dockerfile != record.dockerfile_sha256:
-        return None, "What is published belongs to another Dockerfile of this lock."
     compared = [c for c in record.components if c.wheel]
-    for component in compared:
-        wheel, expected = component.wheel, published.wheels.get(component.name, "no wheel")
-        if wheel and wheel.sha256 != expected:
-            return False, f"Differs from what is published: {wheel.file} has sha256 {wheel.sha256}, published is {expected}."
-    if record.image and record.image.manifest != published.image:
-        return False, f"Differs from what is published: the image is {record.image.manifest}, published is {published.image}."
     if not compared:
         return None, "Nothing was built that could be compared with what is published."
+    difference = first_difference(record, published)
+    if difference and published.dockerfile != record.dockerfile_sha256:
+        return None, f"What is published belongs to another Dockerfile of this lock: {difference}"
+    if difference:
+        return False, f"Differs from what is published: {difference}"
     what = f"{len(compared)} of {len(record.components)} wheels" + (" and the image" if record.image else "")
     return True, f"Matches what is published in this repository, to the byte: {what}."
+
+
+def first_difference(record: Record, published: Published) -> str:
+    """The first digest that is not the published one, with both; empty if there is none."""
+    for component in record.components:
+        wheel, expected = component.wheel, published.wheels.get(component.name, "no wheel")
+        if wheel and wheel.sha256 != expected:
+            return f"{wheel.file} has sha256 {wheel.sha256}, published is {expected}."
+    if record.image and record.image.manifest != published.image:
+        return f"the image is {record.image.manifest}, published is {published.image}."
+    return ""
