@@ -74,14 +74,14 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
     assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
 
 
-def test_the_readme_names_every_verb() -> None:
-    readme = (REPOSITORY / "README.md").read_text()
+def test_the_commands_name_every_verb() -> None:
+    readme = (REPOSITORY / "docs" / "commands.md").read_text()
     named = {verb for verb, _ in VERB.findall(readme)}
     assert set(verbs()) == named
 
 
-def test_the_readme_lists_every_exit_code_once() -> None:
-    table = re.findall(r"^\| (\d+) \|", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+def test_the_commands_list_every_exit_code_once() -> None:
+    table = re.findall(r"^\| (\d+) \|", (REPOSITORY / "docs" / "commands.md").read_text(), re.MULTILINE)
     classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.CleanroomError)]
     codes = {kind.exit_code for kind in classes}
     assert len(codes) == len(classes), "two kinds of failure share an exit code"
