@@ -1,0 +1,1 @@
+int library_of_another_release(void) { return 0; }
