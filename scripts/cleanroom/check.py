@@ -150,7 +150,8 @@ def component_objections(envs: Envs, target: Target) -> Iterator[Objection]:
         component = envs.component(selection.component)
         rule = component.architecture
         asked = target.architectures_of(component.name)
-        if rule.decided == "build" and rule.default and not follows_request(component) and set(asked) != set(rule.default):
+        follows = follows_request(component) or bool(selection.substitute)
+        if rule.decided == "build" and rule.default and not follows and set(asked) != set(rule.default):
             fixed = ", ".join(map(str, rule.default))
             yield Objection(
                 component.title,

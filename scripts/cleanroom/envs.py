@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, cast, get_args
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
+import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -31,6 +33,7 @@ from cleanroom.arch_table import (
     release,
 )
 from cleanroom.base import Base
+from cleanroom.cann import NO_CANN, Cann, read_cann
 from cleanroom.component import (
     ArchitectureRule,
     Component,
@@ -42,17 +45,46 @@ from cleanroom.component import (
 )
 from cleanroom.errors import ArchError, EnvsError, UnknownName
 from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_bytes, read_item
-from cleanroom.target import Accepted, Expectation, Outcome, Override, Prerequisite, Selection, Status, Target, Toolkit
+from cleanroom.target import (
+    Accepted,
+    Expectation,
+    Outcome,
+    Override,
+    Prerequisite,
+    Selection,
+    Status,
+    Target,
+    Toolkit,
+    ToolkitKind,
+)
 
-PLACEHOLDERS = ("nvcc_threads", "sm_list", "torch_arch_list", "version")
+PLACEHOLDERS = ("cann", "launchers", "npu_arch", "nvcc_threads", "path", "sm_list", "torch_arch_list", "venv", "version")
 """What an environment value or a replacement may contain in braces; render.py and the build fill them in."""
 
 PLATFORMS = ("linux/amd64", "linux/arm64")
 VENDORS = ("ascend", "nvidia")
+TOOLKITS: Mapping[str, tuple[str, ...]] = {"ascend": ("cann-installers",), "nvidia": ("cuda-wheels",)}
+"""The kinds of toolkit that compile for each vendor."""
 DECIDED = ("build", "nowhere", "run-time")
 PREREQUISITE_KINDS = ("gcc", "os", "outside", "python", "toolkit")
 IMAGE = "image"
 """What a finding names that is of no component."""
+NOT_RESOLVED: Mapping[str, tuple[str, ...]] = {
+    "targets": ("title", "status", "status_source", "architectures", "prerequisites", "expected", "accepts"),
+    "components": (
+        "title",
+        "modules",
+        "architecture",
+        "environment",
+        "substitute",
+        "provides",
+        "yields",
+        "missing_modules",
+        "cost",
+    ),
+    "bases": ("title", "gcc", "digest_source"),
+}
+"""Keys that resolve.py does not read: a key that is not named here counts, read or not."""
 RESERVED = ("engine",)
 """engine.lock is the embedded engine's, so no target may have its name."""
 
@@ -78,6 +110,7 @@ class Envs:
     bases: Mapping[str, Base]
     table: Table
     files: Mapping[str, bytes]
+    cann: Cann = NO_CANN
 
     @property
     def architectures(self) -> Mapping[str, Capability]:
@@ -102,19 +135,25 @@ class Envs:
         return _lookup("base", name, self.bases)
 
     def inputs_checksum(self, target_name: str, base_name: str) -> str:
-        """Over the files that a lock is resolved from: the target, its components, the base, the table. "sha256:<hex>"."""
+        """Over all that a lock is resolved from: the target, its components, the base, CANN's facts. "sha256:<hex>".
+
+        Only what resolving reads counts, so that a new title, source or remark makes no lock stale. What else is built
+        from these files is rendered, and `render.check` tells where that drifted.
+        """
         target, base = self.target(target_name), self.base(base_name)
-        names = {
-            "architectures.yaml",
-            f"targets/{target.name}.yaml",
-            f"bases/{base.name}.yaml",
-            *(f"components/{s.component}.yaml" for s in target.components),
-        }
-        digest = hashlib.sha256()
-        for name in sorted(names):
-            content = self.files[name]
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-        return f"sha256:{digest.hexdigest()}"
+        components = sorted({*(s.component for s in target.components), *target.examined})
+        names = [f"targets/{target.name}", f"bases/{base.name}", *(f"components/{name}" for name in components)]
+        if target.toolkit.kind == "cann-installers":
+            names.append("cann")
+        text = json.dumps({name: self._resolved_from(name) for name in names}, sort_keys=True, separators=(",", ":"))
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def _resolved_from(self, name: str) -> dict[str, Any]:
+        """One file without the keys that resolving does not read; of a target's components only the names."""
+        kind = name.partition("/")[0]
+        content = yaml.safe_load(self.files[f"{name}.yaml"])
+        found = {key: value for key, value in content.items() if key not in NOT_RESOLVED.get(kind, ())}
+        return found | {"components": sorted(found["components"])} if kind == "targets" else found
 
 
 def _lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
@@ -142,7 +181,8 @@ def load_envs(envs_dir: Path) -> Envs:
     table = read_table(envs_dir, folder.label, folder.files, folder.mistakes)
     bases = folder.read("bases", _base)
     components = folder.read("components", partial(_component, table=table))
-    targets = folder.read("targets", partial(_target, components=components, bases=bases, table=table))
+    cann = read_cann(envs_dir, folder.label, folder.files, folder.mistakes)
+    targets = folder.read("targets", partial(_target, components=components, bases=bases, table=table, cann=cann))
     folder.mistakes.raise_if_any(folder.label)
     return Envs(
         folder=envs_dir,
@@ -151,6 +191,7 @@ def load_envs(envs_dir: Path) -> Envs:
         bases=_present(bases),
         table=table,
         files=folder.files,
+        cann=cann,
     )
 
 
@@ -442,10 +483,12 @@ def _missing_module(item: Item) -> MissingModule:
 # --- targets ---------------------------------------------------------------------------------------------------------
 
 
-def _target(item: Item, components: Mapping[str, Component | None], bases: Mapping[str, Base | None], table: Table) -> Target:
+def _target(
+    item: Item, components: Mapping[str, Component | None], bases: Mapping[str, Base | None], table: Table, cann: Cann
+) -> Target:
     fields = item.fields(
         ["name", "title", "status", "status_source", "platform", "vendor", "architectures", "bases", "toolkit", "components"],
-        ["overrides", "prerequisites", "expected", "accepts"],
+        ["overrides", "prerequisites", "expected", "accepts", "examined"],
     )
     name = fields.text("name", _NAME_SAYS + f"; not {listed(RESERVED)}", lambda t: t not in RESERVED)
     platform = fields.choice("platform", PLATFORMS)
@@ -467,12 +510,13 @@ def _target(item: Item, components: Mapping[str, Component | None], bases: Mappi
         vendor=cast("Literal['nvidia', 'ascend']", vendor),
         architectures=archs,
         bases=_bases_of(fields, bases, platform),
-        toolkit=_toolkit(fields["toolkit"], table) if "toolkit" in fields else Toolkit("cuda-wheels", "0.0", ()),
+        toolkit=_toolkit(fields["toolkit"], table, cann, vendor) if "toolkit" in fields else Toolkit("cuda-wheels", "0.0", ()),
         components=selections,
         overrides=_overrides(fields),
         prerequisites=tuple(_prerequisite(i) for i in fields.items("prerequisites")),
         expected=_expected(item, fields, [s.component for s in selections], status),
         accepts=_accepts(fields, [s.component for s in selections]),
+        examined=fields.texts("examined", listed(components), lambda t: t in components),
     )
 
 
@@ -487,9 +531,34 @@ def _bases_of(fields: Fields, bases: Mapping[str, Base | None], platform: str) -
     return names
 
 
-def _toolkit(item: Item, table: Table) -> Toolkit:
+def _toolkit(item: Item, table: Table, cann: Cann, vendor: str) -> Toolkit:
+    kinds = TOOLKITS.get(vendor, get_args(ToolkitKind))
+    kind = dict(item.entries())["kind"].choice(kinds) if "kind" in dict(item.entries()) else kinds[0]
+    return _cann(item, cann) if kind == "cann-installers" else _cuda(item, table)
+
+
+def _cann(item: Item, cann: Cann) -> Toolkit:
+    fields = item.fields(["kind", "version", "packages", "soc"], ["system", "python", "environment", "build_environment"])
+    soc = fields.choice("soc", cann.socs)
+    packages = fields.texts("packages", listed(cann.installers), lambda t: t in cann.installers, least=1)
+    missing = [i.name for i in cann.installers.values() if i.needed and i.name not in packages]
+    if missing and "packages" in fields:
+        fields["packages"].wrong(f"lacks {listed(missing)}, without which nothing compiles for a chip")
+    return Toolkit(
+        kind="cann-installers",
+        version=fields.text("version", 'a release in quotes, such as "9.2"', lambda t: bool(RELEASE.fullmatch(t))),
+        packages=packages,
+        soc=soc,
+        npu_arch=cann.socs[soc].npu_arch if soc in cann.socs else "",
+        system=fields.texts("system", _PACKAGE, _is_package),
+        python=fields.texts("python", _REQUIREMENT, _is_requirement),
+        environment=_variables(fields, "environment"),
+        build_environment=_variables(fields, "build_environment"),
+    )
+
+
+def _cuda(item: Item, table: Table) -> Toolkit:
     fields = item.fields(["kind", "version", "packages"])
-    kind = fields.choice("kind", ("cuda-wheels",))
     version = fields.text("version", 'a release in quotes, such as "13.3"', lambda t: bool(RELEASE.fullmatch(t)))
     if table.complete and RELEASE.fullmatch(version) and version not in table.toolkits:
         known = sorted(table.toolkits, key=release)
@@ -502,7 +571,7 @@ def _toolkit(item: Item, table: Table) -> Toolkit:
     for pinned, count in Counter(canonicalize_name(name) for name, _, _ in pins).items():
         if count > 1:
             fields["packages"].wrong(f"{pinned} is pinned {count} times")
-    return Toolkit(cast("Literal['cuda-wheels']", kind), version, packages)
+    return Toolkit("cuda-wheels", version, packages)
 
 
 def _selections(fields: Fields) -> list[tuple[str, Item]]:
@@ -515,21 +584,33 @@ def _selections(fields: Fields) -> list[tuple[str, Item]]:
 def _selection(name: str, item: Item, components: Mapping[str, Component | None], table: Table) -> Selection:
     if name not in components:
         item.wrong(f"there is no component {name!r}{nearest(name, components)} (known: {listed(components)})")
-    fields = item.fields([], ["architectures", "reason", "substitute"])
+    changes = ["requirements_file", "environment", "extensions", "missing_modules"]
+    fields = item.fields([], ["architectures", "reason", "substitute", *changes])
     if "architectures" in fields and "reason" not in fields:
         item.wrong("has architectures of its own without a reason; say why they are not the target's")
-    if "reason" in fields and "architectures" not in fields:
+    changed = [key for key in changes if key in fields]
+    if changed and "reason" not in fields:
+        item.wrong(f"has {listed(changed)} of its own without a reason; say why the component's are not right here")
+    if "reason" in fields and not changed and "architectures" not in fields:
         item.wrong("has a reason without architectures; give both or neither")
-    substitute = tuple(_substitution(i) for i in fields.items("substitute"))
-    return Selection(name, _archs(fields, "architectures", table), fields.text("reason"), substitute)
+    return Selection(
+        name,
+        _archs(fields, "architectures", table),
+        fields.text("reason"),
+        tuple(_substitution(i) for i in fields.items("substitute")),
+        requirements_file=fields.text("requirements_file", _INSIDE, _is_inside),
+        environment=_variables(fields, "environment"),
+        extensions=fields.texts("extensions", _INSIDE, _is_inside),
+        missing_modules=tuple(_missing_module(i) for i in fields.items("missing_modules")),
+    )
 
 
 def _expected(item: Item, fields: Fields, components: Sequence[str], status: Status) -> tuple[Expectation, ...]:
     """What each component should come to; an experimental target leaves none out."""
     found = tuple(_expectation(name, each, components) for name, each in fields.entries("expected"))
     missing = [name for name in components if name not in {e.component for e in found}]
-    if missing and (status == "experimental" or "expected" in fields):
-        place = fields["expected"] if "expected" in fields else item
+    if missing and status == "experimental":
+        place = fields.found.get("expected", item)
         place.wrong(f"nothing is expected of {listed(missing)}; an experimental target says it of every component")
     return found
 

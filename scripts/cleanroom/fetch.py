@@ -18,6 +18,7 @@ from cleanroom.project import Project
 from cleanroom.sources import Gone, Part, Source, Stopped, Unreachable
 from cleanroom.sources.debian import DebianSource
 from cleanroom.sources.folder import FolderSource
+from cleanroom.sources.operator import OperatorSource
 from cleanroom.sources.pypi import PypiSource
 from cleanroom.store import Store, WrongBytes
 
@@ -78,6 +79,8 @@ def _sources(kinds: Iterable[Kind], lock: Lock, project: Project) -> Mapping[Kin
             sources[kind] = PypiSource()
         elif kind == "folder":
             sources[kind] = folder_source(load_envs(project.envs_dir).components.values(), project)
+        elif kind == "operator":
+            sources[kind] = OperatorSource()
     return sources
 
 

@@ -22,10 +22,11 @@ from cleanroom.files import write_atomically
 
 SCHEMA = 1
 
-Kind = Literal["debian", "pypi", "image", "folder"]
+Kind = Literal["debian", "pypi", "image", "folder", "operator"]
 Group = Literal["base", "build", "toolkit", "python", "source", "engine"]
-"""base: the root file system; build: Debian packages only the build stages need; toolkit: CUDA wheels, unpacked into
-their own tree; python: wheels of the environment; source: archives that are compiled; engine: the embedded engine."""
+"""base: the root file system; build: Debian packages only the build stages need; toolkit: CUDA wheels,
+unpacked into their own tree, or CANN installers; python: wheels of the environment; source: archives that are compiled;
+engine: the embedded engine."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WORDS = ("yes", "no", "y", "n", "true", "false", "null", "on", "off")

@@ -7,25 +7,79 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from cleanroom.arch import torch_arch_list
+from cleanroom.arch import Arch, torch_arch_list
 from cleanroom.base import Base
-from cleanroom.component import Component
+from cleanroom.component import Component, Variable
 from cleanroom.envs import Envs
 from cleanroom.errors import LockError, RenderDrift
 from cleanroom.files import write_atomically
 from cleanroom.lock import Entry, Lock
 from cleanroom.project import IN_CONTAINER, TEMPLATES
-from cleanroom.target import Target
+from cleanroom.target import Target, ToolkitKind
 
 TRIPLES = {"linux/amd64": "x86_64-linux", "linux/arm64": "sbsa-linux"}
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+PLACES = {
+    "{cann}": "/opt/cann",
+    "{launchers}": "/build/launchers",
+    "{path}": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "{venv}": "/opt/venv",
+}
+"""Where things are in the container, for what is written in YAML."""
+SDK = "/opt/torch-npu-sdk"
+SDK_IS_ENOUGH = ("deepinfer",)
+"""Components of which torch-npu's headers and libraries are enough to compile and link, without CANN."""
 BUILD_SCRIPTS = ("build_component.py", "compile_launcher.py", "file_times.py")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What differs between the Dockerfiles of two kinds of toolkit, so that no template asks which one it is for.
+
+    `layers`: the templates between base and builds, in their order. `below`: which stage each of them, and the builds,
+    start from. `beside`: templates of stages that lead to no image. `path`: the toolkit's part of the environment's PATH.
+    The rest are words.
+    """
+
+    layers: tuple[str, ...]
+    below: Mapping[str, str]
+    beside: tuple[str, ...]
+    path: str
+    inputs: str
+    kind: str
+    compilers: str
+    device: str
+
+
+STAGES: Mapping[ToolkitKind, Stages] = {
+    "cuda-wheels": Stages(
+        layers=("toolkit.j2", "environment.j2"),
+        below={"toolkit": "system", "environment": "toolkit", "builds": "environment"},
+        beside=(),
+        path=":/usr/local/cuda/bin",
+        inputs="wheels of the CUDA",
+        kind="toolkit",
+        compilers="nvcc",
+        device="a GPU",
+    ),
+    "cann-installers": Stages(
+        layers=("environment.j2", "cann.j2"),  # CANN comes late: all before it can be built without it
+        below={"environment": "system", "toolkit": "environment", "builds": "toolkit"},
+        beside=("tiers.j2",),
+        path="",
+        inputs="installers of CANN",
+        kind="(licensed; an operator brings them)",
+        compilers="bisheng, ld.lld",
+        device="an NPU",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -41,14 +95,17 @@ class Rendered:
         digest = hashlib.sha256()
         for path, text in sorted(self.files.items()):
             digest.update(f"{path}\0{text}\0".encode())
-        for script in sorted(IN_CONTAINER.glob("*.py")):
+        mounted = "".join(self.files.values())
+        for script in (s for s in sorted(IN_CONTAINER.glob("*.py")) if f"source={s.name}," in mounted):
             digest.update(f"{script.name}\0".encode() + script.read_bytes())
         return f"sha256:{digest.hexdigest()}"
 
 
 def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
     """The Dockerfile and component specifications of `target` on `base`."""
-    specifications = [specification(envs.component(s.component), target, lock) for s in target.components]
+    specifications = [specification(s.of(envs.component(s.component)), target, lock) for s in target.components]
+    stages = STAGES[target.toolkit.kind]
+    tiers = [for_sdk(s, lock) for s in specifications if stages.beside and s["name"] in SDK_IS_ENOUGH]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -61,15 +118,26 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
         target=target,
         base=base,
         lock=lock,
+        stages=stages,
+        tiers={"extension": [for_template(s) for s in tiers]},
         triple=TRIPLES[target.platform],
+        machine=MACHINES[target.platform],
+        toolkit_environment=in_container(target.toolkit.environment),
+        probe_environment=[v for v in in_container(target.toolkit.build_environment) if v.name != "PATH"],
         components=[for_template(s) for s in specifications],
-        torch_arch_list=torch_arch_list(target.architectures),
-        architectures=[a.sm for a in target.architectures],
+        torch_arch_list=torch_list(target.architectures),
+        architectures=target.architecture_names,
         image_name=image_name(target, base),
     )
     files = {"Dockerfile": squeeze(dockerfile)}
     files |= {f"components/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in specifications}
+    files |= {f"tiers/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in tiers}
     return Rendered(lock.name, files)
+
+
+def torch_list(archs: Sequence[Arch]) -> str:
+    """What TORCH_CUDA_ARCH_LIST must hold; empty for a target without compute capabilities."""
+    return torch_arch_list(archs) if archs else ""
 
 
 def image_name(target: Target, base: Base) -> str:
@@ -83,13 +151,17 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
     asked = target.architectures_of(component.name)
     source = source_of(component, lock)
     rule = component.architecture
+    selection = target.selection(component.name)
     changed = rule.decided == "build" and rule.default and set(asked) != set(rule.default)
     placeholders = {
         "{version}": component.source.version,
-        "{torch_arch_list}": torch_arch_list(asked),
+        "{torch_arch_list}": torch_list(asked),
+        "{npu_arch}": target.toolkit.npu_arch,
         "{sm_list}": ", ".join(json.dumps(arch.sm) for arch in asked),
     }
-    variables = [*component.environment, *rule.environment]
+    toolkit = {v.name: v for v in in_container((*target.toolkit.environment, *target.toolkit.build_environment))}
+    variables = [*toolkit.values(), *component.environment, *rule.environment]
+    architectures = [str(arch) for arch in asked] or list(target.architecture_names)
     body: dict[str, Any] = {
         "name": component.name,
         "title": component.title,
@@ -97,21 +169,35 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
         "distribution": component.distribution,
         "modules": list(component.modules),
         "source": {"file": source.file_name, "sha256": source.sha256},
-        "architectures": [] if rule.decided == "nowhere" else [str(arch) for arch in asked],
+        "architectures": [] if rule.decided == "nowhere" else architectures,
         "environment": [
             # Set for every build, so that a list inherited from a base image can never decide.
-            {"name": "TORCH_CUDA_ARCH_LIST", "value": torch_arch_list(asked)},
+            *([{"name": "TORCH_CUDA_ARCH_LIST", "value": torch_list(asked)}] if asked else []),
             *({"name": v.name, "value": fill(v.value, placeholders)} for v in variables),
         ],
         "substitute": [
             {"file": s.file, "match": s.match, "replace": fill(s.replace, placeholders), "count": s.count, "reason": s.reason}
-            for s in (*component.substitute, *(rule.substitute if changed else ()))
+            for s in (*component.substitute, *(rule.substitute if changed else ()), *(selection.substitute if selection else ()))
         ],
         "provides": [{"file": p.file, "origin": p.origin, "reason": p.reason} for p in component.provides],
         "extensions": list(component.extensions),
         "contains": list(component.contains),
     }
     return {**body, "resume_key": resume_key(body, lock)}
+
+
+def for_sdk(spec: Mapping[str, Any], lock: Lock) -> dict[str, Any]:
+    """The same build without CANN: torch_npu is headers and libraries only (torch_npu_sdk.py), and nothing of CANN is on a path."""
+    named = {"PYTHONPATH": SDK, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    kept = [v for v in spec["environment"] if "/opt/cann" not in v["value"] and v["name"] not in named]
+    variables = [*kept, *({"name": name, "value": value} for name, value in named.items())]
+    body = {**{k: v for k, v in spec.items() if k != "resume_key"}, "environment": variables}
+    return {**body, "resume_key": resume_key(body, lock)}
+
+
+def in_container(variables: Sequence[Variable]) -> list[Variable]:
+    """Variables of a toolkit with the places that the scripts in the container use filled in."""
+    return [replace(v, value=fill(v.value, PLACES)) for v in variables]
 
 
 def resume_key(body: Mapping[str, Any], lock: Lock) -> str:

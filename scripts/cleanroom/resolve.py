@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 
 from cleanroom import fetch as fetching
 from cleanroom.base import Base
+from cleanroom.cann import examine
 from cleanroom.component import Component
 from cleanroom.console import Console
 from cleanroom.envs import Envs
@@ -37,6 +38,7 @@ from cleanroom.sources import Source, Unreachable
 from cleanroom.sources.apt import Package, PrivateApt, open_private_apt
 from cleanroom.sources.folder import archive_name, pack
 from cleanroom.sources.image import confirmed, image_entry
+from cleanroom.sources.operator import OperatorSource, operator_folder
 from cleanroom.sources.pypi import MACHINES, File, Index, PypiSource, best_wheel, sdist, supported_tags, versions
 from cleanroom.store import Store
 from cleanroom.target import Override, Target
@@ -56,21 +58,25 @@ _NO_ANSWER = re.compile(r"Failed to fetch|error sending request|Could not connec
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
-def resolve(envs: Envs, target: Target, base: Base, project: Project, store: Store, console: Console) -> Lock:
-    """Everything that `target` on `base` is built from.
+def resolve(
+    envs: Envs, target: Target, base: Base, project: Project, store: Store, console: Console, *, supplied: Path | None = None
+) -> Lock:
+    """Everything that `target` on `base` is built from. `supplied`: the folder of files that only an operator can bring.
 
     If nothing changed since the lock that is there, that lock comes back, epoch and all: a build stays the same build.
     Raises ResolveError (no solution, a signature that is wrong, an index that does not answer), FetchError,
-    IntegrityError.
+    IntegrityError; for what an operator brought also CannotBuildHere and ToolchainError.
     """
-    components = tuple(envs.component(s.component) for s in target.components)
+    components = tuple(s.of(envs.component(s.component)) for s in target.components)
     console.info(f"Resolving {target.name} on {base.name}")
+    installers, installer_notes = _installers(envs, target, supplied or operator_folder(), store, console)
     with store.scratch("resolve") as scratch, _index_errors():
         index = Index()
         sources = tuple(_source(c, base, index, project) for c in components)
+        examined = {_source(envs.component(name), base, index, project) for name in target.examined}
         debian, debian_notes = _debian(target, base, components, scratch / "apt", console)
         python = _Python(target, base, components, index, scratch)
-        toolkit = python.toolkit(console)
+        toolkit = installers or python.toolkit(console)
         files = _requirements_files(components, sources, index, project, store, console)
         environment, python_notes = python.environment(files, console)
     lock = Lock(
@@ -78,8 +84,8 @@ def resolve(envs: Envs, target: Target, base: Base, project: Project, store: Sto
         base=base.name,
         inputs=envs.inputs_checksum(target.name, base.name),
         epoch=int(time.time()),
-        notes=(*debian_notes, *python_notes),
-        entries=tuple(sorted({*sources, *debian, *toolkit, *environment})),
+        notes=(*debian_notes, *python_notes, *installer_notes),
+        entries=tuple(sorted({*sources, *examined, *debian, *toolkit, *environment})),
     )
     return _same_or_new(lock, lock_path(project.root, lock.name))
 
@@ -114,12 +120,19 @@ def _engine_inputs() -> str:
 
 
 def _same_or_new(lock: Lock, path: Path) -> Lock:
-    """The lock that is there if only the time differs."""
-    try:
-        present = read_lock(path)
-    except LockError:
-        return lock
-    return present if replace(lock, epoch=present.epoch).content == present.content else lock
+    """With the epoch of a lock that has the very same entries, its own earlier one first, if there is any.
+
+    The time of resolving is in every file time of base and environment: targets that share all inputs share it too, and
+    with it base, environment and the engine's layers, byte for byte.
+    """
+    for known in (path, *sorted(path.parent.glob("*.lock"))):
+        try:
+            present = read_lock(known)
+        except LockError:
+            continue
+        if sorted(present.entries) == sorted(lock.entries):
+            return replace(lock, epoch=present.epoch)
+    return lock
 
 
 # Debian
@@ -131,7 +144,7 @@ def _debian(
     console.info(f"  Debian packages of {', '.join(base.suites)} (apt)")
     folder.mkdir()
     apt = open_private_apt(folder, target.platform, base.suites)
-    run = [*base.packages, *(p for c in components for p in c.system_run)]
+    run = [*base.packages, *target.toolkit.system, *(p for c in components for p in c.system_run)]
     build = [p for c in components for p in c.system_build]
     if base.kind == "image":
         return _on_image(target, base, apt, [*run, *build])
@@ -170,6 +183,27 @@ def _debian_note(suites: Sequence[str]) -> str:
 
 def _entries(group: Group, packages: Iterable[Package]) -> tuple[Entry, ...]:
     return tuple(Entry(group, "debian", p.name, p.version, p.file, p.size, p.sha256) for p in packages)
+
+
+# What an operator brings
+
+
+def _installers(
+    envs: Envs, target: Target, folder: Path | None, store: Store, console: Console
+) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+    """The toolkit's installers, examined and taken into the store; none, and a note, where nobody brought them."""
+    if target.toolkit.kind != "cann-installers":
+        return (), ()
+    if folder is None:
+        note = f"CANN {target.toolkit.version} was not supplied: this lock is of everything else, and nothing can be built from it"
+        console.warn(note)
+        return (), (note,)
+    supplied = examine(folder, envs.cann, target)
+    missing = [e for e in supplied.entries if not store.has(e)]
+    if missing:
+        brought: dict[Kind, Source] = {"operator": OperatorSource(folder)}
+        fetching.receive(missing, brought, store, console, title="Taking in CANN", lock_again="nox -s lock")
+    return supplied.entries, supplied.notes
 
 
 # Sources
@@ -305,11 +339,16 @@ class Asked:
     replaced: tuple[Override, ...]
 
 
-def gather(components: Sequence[Component], overrides: Sequence[Override], files: Mapping[str, Mapping[str, str]]) -> Asked:
-    """The requirements of all components together, without the distributions that are compiled here themselves."""
+def gather(
+    components: Sequence[Component],
+    overrides: Sequence[Override],
+    files: Mapping[str, Mapping[str, str]],
+    toolkit: Sequence[str] = (),
+) -> Asked:
+    """The requirements of toolkit and components together, without the distributions that are compiled here themselves."""
     own = {canonicalize_name(n): c for c in components for n in (c.distribution, c.source.name)}
     instead = {_normal(o.instead_of): o for o in overrides}
-    requirements: dict[str, None] = {}
+    requirements: dict[str, None] = dict.fromkeys(str(Requirement(r)) for r in toolkit)
     notes: list[str] = []
     replaced: dict[Override, None] = {}
     for component in components:
@@ -358,7 +397,9 @@ class _Python:
         self.tags = supported_tags(base.python, base.glibc, target.platform)
 
     def toolkit(self, console: Console) -> tuple[Entry, ...]:
-        """Exactly the toolkit's packages: they go into a tree of their own, so nothing else has a say in them."""
+        """Exactly the toolkit's wheels: they go into a tree of their own, so nothing else has a say in them."""
+        if self.target.toolkit.kind != "cuda-wheels":
+            return ()
         console.info(f"  {self.target.toolkit.version} toolkit")
         pins = [package.partition("==")[::2] for package in self.target.toolkit.packages]
         return self._wheels("toolkit", {canonicalize_name(n): v for n, v in pins}, {}, self.target.toolkit.packages)
@@ -367,7 +408,7 @@ class _Python:
         """The environment's wheels, and what must be known about how they were chosen."""
         console.info("  Python environment (uv)")
         overrides = self.target.overrides
-        asked = gather(self.components, overrides, files)
+        asked = gather(self.components, overrides, files, self.target.toolkit.python)
         versions_ = tuple(o for o in overrides if not _only_extras(o))
         extras = tuple(o for o in overrides if _only_extras(o))
         solution = self._solve(asked.requirements, versions_)

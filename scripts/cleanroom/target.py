@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cleanroom.arch import Arch
-from cleanroom.component import Substitution
+from cleanroom.component import Component, MissingModule, Substitution, Variable
 
 Status = Literal["supported", "experimental", "fixture"]
 Outcome = Literal["compiles", "partly", "refuses"]
 """`refuses`: nothing that would run comes out; refused by a tool, or compiled to stubs that only trap."""
 
+ToolkitKind = Literal["cann-installers", "cuda-wheels"]
+
 
 @dataclass(frozen=True)
 class Toolkit:
-    """The device compiler: which kind, which release ("13.3"), and the exact packages it is assembled from."""
+    """The device compiler: which kind, which release ("13.3"), and what it is made of.
 
-    kind: Literal["cuda-wheels"]
+    `packages`: pins of wheels, or names of installers in envs/cann.yaml. The rest is for toolkits that bring their own
+    needs: the chip (`soc`) and its architecture, Debian packages, Python requirements, and the variables of the
+    image (`environment`) and of builds only (`build_environment`).
+    """
+
+    kind: ToolkitKind
     version: str
     packages: tuple[str, ...]
+    soc: str = ""
+    npu_arch: str = ""
+    system: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+    environment: tuple[Variable, ...] = ()
+    build_environment: tuple[Variable, ...] = ()
 
 
 @dataclass(frozen=True)
 class Selection:
     """One component of a target. Empty `architectures` means the target's own; otherwise `reason` says why not.
 
-    `substitute` are changes to the component's source that only this target needs.
+    `substitute` are changes to the component's source that only this target needs. What follows replaces the component's
+    own where it is given, again for the `reason`; `environment` replaces variables one by one.
     """
 
     component: str
     architectures: tuple[Arch, ...] = ()
     reason: str = ""
     substitute: tuple[Substitution, ...] = ()
+    requirements_file: str = ""
+    environment: tuple[Variable, ...] = ()
+    extensions: tuple[str, ...] = ()
+    missing_modules: tuple[MissingModule, ...] = ()
+
+    def of(self, component: Component) -> Component:
+        """The component as this target has it."""
+        mine = {v.name: v for v in self.environment}
+        return replace(
+            component,
+            substitute=(*component.substitute, *self.substitute),
+            requirements_file=self.requirements_file or component.requirements_file,
+            environment=tuple({**{v.name: v for v in component.environment}, **mine}.values()),
+            extensions=self.extensions or component.extensions,
+            missing_modules=self.missing_modules or component.missing_modules,
+        )
 
 
 @dataclass(frozen=True)
@@ -104,6 +134,13 @@ class Target:
     prerequisites: tuple[Prerequisite, ...]
     expected: tuple[Expectation, ...] = ()
     accepts: tuple[Accepted, ...] = ()
+    examined: tuple[str, ...] = ()
+    """Components that are not built for this target, but whose source a tier of evidence reads."""
+
+    @property
+    def architecture_names(self) -> tuple[str, ...]:
+        """The architectures as the vendor's tools write them: sm_100a, dav-3510."""
+        return tuple(a.sm for a in self.architectures) or ((self.toolkit.npu_arch,) if self.toolkit.npu_arch else ())
 
     def selection(self, component: str) -> Selection | None:
         """How the target has one component, None where it has it not."""

@@ -12,13 +12,15 @@ import yaml
 
 from cleanroom.arch import Arch, parse_arch
 from cleanroom.arch_table import release
-from cleanroom.envs import Envs, load_envs
+from cleanroom.envs import NOT_RESOLVED, Envs, load_envs
 from cleanroom.errors import ArchError, CleanroomError, EnvsError, UnknownName
+from cleanroom.target import Expectation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVS = REPOSITORY / "envs"
 FIXTURE = REPOSITORY / "tests" / "fixture" / "envs"
 
+EXPECTED = "{outcome: partly, compiles: 7, of: 28, reason: guarded, source: measured here}"
 BASE = """\
 name: plain
 title: A base
@@ -88,7 +90,15 @@ toolkit:
   version: "13.3"
   packages: [nvidia-cuda-nvcc==13.3.73, nvidia-nvvm==13.3.73]
 components:
-  kernels: {architectures: [sm_100a, sm_103a], reason: kept as released}
+  kernels:
+    architectures: [sm_100a, sm_103a]
+    reason: kept as released
+    substitute: [{file: setup.py, match: ARCHS, replace: "[{sm_list}]", count: 1, reason: there is no switch}]
+expected:
+  kernels: {outcome: partly, compiles: 7, of: 28, reason: guarded, source: measured here}
+accepts:
+  - {component: kernels, kind: stub kernels, reason: known upstream}
+  - {component: image, kind: missing module, reason: not public}
 overrides:
   - {requirement: torch==2.13.0, instead_of: torch==2.13.0+cu132, reason: not there, source: README}
 prerequisites:
@@ -156,6 +166,9 @@ def test_a_target_is_read_exactly(folder: Path) -> None:
     assert target.toolkit.packages[0] == "nvidia-cuda-nvcc==13.3.73"
     assert target.components[0].architectures == (Arch(10, 0, "a"), Arch(10, 3, "a"))
     assert target.components[0].reason == "kept as released"
+    assert [s.replace for s in target.components[0].substitute] == ["[{sm_list}]"]
+    assert target.selection("kernels") == target.components[0]
+    assert target.selection("other") is None
     assert target.architectures_of("kernels") == (Arch(10, 0, "a"), Arch(10, 3, "a"))
     assert target.overrides[0].instead_of == "torch==2.13.0+cu132"
     assert [p.kind for p in target.prerequisites] == ["gcc", "distribution:nvidia-nccl-cu13", "outside"]
@@ -191,6 +204,39 @@ def test_a_base_of_each_kind_is_read_exactly(folder: Path) -> None:
     assert envs.base("official").gcc == "14.2"
 
 
+def test_what_is_expected_and_accepted_is_read_exactly(folder: Path) -> None:
+    target = load_envs(folder).target("sm100")
+    expectation = target.expectation("kernels")
+    assert expectation == Expectation("kernels", "partly", 7, 28, "guarded", "measured here")
+    assert str(expectation) == "partly: 7 of 28"
+    assert target.expectation("other") is None
+    accepted = target.acceptance("kernels", "stub kernels")
+    assert accepted is not None
+    assert accepted.reason == "known upstream"
+    assert target.acceptance("image", "stub kernels") is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("{outcome: compiles, source: README}", "compiles"),
+        ("{outcome: refuses, reason: static assertion, source: measured here}", "refuses"),
+    ],
+)
+def test_an_outcome_without_counts_is_said_in_one_word(folder: Path, outcome: str, said: str) -> None:
+    change(folder, "targets/sm100.yaml", EXPECTED, outcome)
+    assert str(load_envs(folder).target("sm100").expectation("kernels")) == said
+
+
+def test_an_experimental_target_says_what_to_expect_and_a_supported_one_need_not(folder: Path) -> None:
+    change(folder, "targets/sm100.yaml", f"expected:\n  kernels: {EXPECTED}\n", "")
+    assert load_envs(folder).target("sm100").expected == ()
+    change(folder, "targets/sm100.yaml", "status: supported", "status: experimental")
+    assert mistakes(folder) == [
+        f"{folder}/targets/sm100.yaml:1: nothing is expected of kernels; an experimental target says it of every component"
+    ]
+
+
 @pytest.mark.parametrize("status", ["supported", "experimental", "fixture"])
 def test_every_status_is_accepted(folder: Path, status: str) -> None:
     change(folder, "targets/sm100.yaml", "status: supported", f"status: {status}")
@@ -202,13 +248,12 @@ def test_a_source_in_this_repository_is_read(folder: Path) -> None:
     assert load_envs(folder).component("kernels").source.path == "sources/x"
 
 
-def test_an_ascend_target_has_no_compute_capabilities(folder: Path) -> None:
-    change(folder, "targets/sm100.yaml", "vendor: nvidia\narchitectures: [sm_100a]", "vendor: ascend\narchitectures: []")
-    assert load_envs(folder).target("sm100").architectures == ()
+def test_an_ascend_target_has_no_compute_capabilities() -> None:
+    assert load_envs(ENVS).target("ascend950").architectures == ()
 
 
 def test_optional_keys_may_be_absent(folder: Path) -> None:
-    text = TARGET[: TARGET.index("overrides:")].replace("{architectures: [sm_100a, sm_103a], reason: kept as released}", "{}")
+    text = TARGET[: TARGET.index("  kernels:")] + "  kernels: {}\n"
     (folder / "targets/sm100.yaml").write_text(text)
     target = load_envs(folder).target("sm100")
     assert target.overrides == ()
@@ -257,7 +302,7 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (T, "vendor: nvidia", "vendour: nvidia", ["targets/sm100.yaml:6: vendour", "did you mean 'vendor'", "known here:"]),
         (T, "title: SM100\n", "", ["the key 'title' is missing"]),
         (T, "title: SM100\n", "title: SM100\ntitle: again\n", ["sm100.yaml:3: title", "already given on line 2"]),
-        (T, "  kernels: {", "  kernels: {}\n  kernels: {", ["components.kernels", "already given on line 14"]),
+        (T, "  kernels:", "  kernels: {}\n  kernels:", ["components.kernels", "already given on line 14"]),
         (C, "  VERSION:", "  NVCC_THREADS:", ["environment.NVCC_THREADS", "already given"]),
         (C, "memory_per_job_mib: 2600", "memory: 2600", ["cost.memory: unknown key", "'memory_per_job_mib' is missing"]),
         (B, 'gcc: "14"\n', "", ["bases/plain.yaml", "the key 'gcc' is missing"]),
@@ -297,7 +342,7 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (C, "  VERSION:", "  NO: {value: a, reason: b}\n  VERSION:", ["the key NO is true or false"]),
         # names that refer to something else
         (T, "bases: [plain]", "bases: [plan]", ["there is no base 'plan'", "did you mean 'plain'", "known: official, plain"]),
-        (T, "  kernels: {", "  kernel: {", ["components.kernel: there is no component 'kernel'", "did you mean 'kernels'"]),
+        (T, "  kernels:", "  kernel:", ["components.kernel: there is no component 'kernel'", "did you mean 'kernels'"]),
         (T, "name: sm100", "name: sm103", ["sm100.yaml:1: name: 'sm103' is not the file's name 'sm100'"]),
         (C, "name: kernels", "name: kernel", ["'kernel' is not the file's name 'kernels'"]),
         (B, "name: plain", "name: debian", ["'debian' is not the file's name 'plain'"]),
@@ -311,13 +356,28 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (T, "nvidia-nvvm==13.3.73", "nvidia_cuda_nvcc==13.3.33", ["nvidia-cuda-nvcc is pinned 2 times"]),
         (T, "[nvidia-cuda-nvcc==13.3.73, nvidia-nvvm==13.3.73]", "[]", ["toolkit.packages: the list is empty"]),
         # reasons are not optional
-        (T, ", reason: kept as released", "", ["components.kernels: has architectures of its own without a reason"]),
-        (T, "architectures: [sm_100a, sm_103a], reason: kept as released", "reason: x", ["has a reason without architectures"]),
+        (T, "    reason: kept as released\n", "", ["components.kernels: has architectures of its own without a reason"]),
+        (T, "    architectures: [sm_100a, sm_103a]\n", "", ["has a reason without architectures"]),
         (T, ", reason: not there", "", ["overrides[0]: the key 'reason' is missing"]),
         (T, "reason: not there", "reason: ''", ["overrides[0].reason: is empty"]),
         (C, ", reason: memory", "", ["environment.NVCC_THREADS: the key 'reason' is missing"]),
         (C, ", reason: missing", "", ["provides[0]: the key 'reason' is missing"]),
         (C, ", reason: why", "", ["substitute[0]: the key 'reason' is missing"]),
+        (T, ", reason: there is no switch", "", ["components.kernels.substitute[0]: the key 'reason' is missing"]),
+        (T, ", reason: known upstream", "", ["accepts[0]: the key 'reason' is missing"]),
+        (T, "reason: guarded", "reason: ''", ["expected.kernels.reason: is empty"]),
+        (T, ", reason: guarded", "", ["expected.kernels: partly without a reason"]),
+        (T, ", source: measured here", "", ["expected.kernels: the key 'source' is missing"]),
+        # what is expected and accepted
+        (T, "outcome: partly", "outcome: maybe", ["expected.kernels.outcome: 'maybe'", "compiles, partly, refuses"]),
+        (T, "outcome: partly", "outcome: refuses", ["expected.kernels: has counts, which belong to partly"]),
+        (T, ", compiles: 7, of: 28", "", ["expected.kernels: is partly without its counts"]),
+        (T, "compiles: 7", "compiles: 28", ["expected.kernels: compiles 28 of 28 is not a part"]),
+        (T, "compiles: 7", "compiles: 0", ["expected.kernels.compiles: 0 is too small"]),
+        (T, f"  kernels: {EXPECTED}", f"  kernel: {EXPECTED}", ["expected.kernel: 'kernel' is no component of this target"]),
+        (T, "- {component: kernels", "- {component: kernel", ["accepts[0].component: 'kernel'", "image, kernels"]),
+        (T, "component: image, kind: missing module", "component: kernels, kind: stub kernels", ["accepted twice"]),
+        (T, "file: setup.py", "file: ../setup.py", ["components.kernels.substitute[0].file", "without .."]),
         # requirements and specifiers
         (T, "requirement: torch==2.13.0,", "requirement: torch=2.13.0,", ["overrides[0].requirement: 'torch=2.13.0'"]),
         (T, 'requires: ">=13"', 'requires: "13 or newer"', ["prerequisites[0].requires: '13 or newer'", "version specifier"]),
@@ -436,7 +496,9 @@ def test_an_unknown_architecture_of_a_component_is_named_in_the_components_file(
 
 def test_compute_capabilities_have_no_place_in_an_ascend_target(folder: Path) -> None:
     change(folder, T, "vendor: nvidia", "vendor: ascend")
-    assert "for ascend the list is empty" in mistakes(folder, ArchError)[0]
+    found = "\n".join(mistakes(folder))
+    assert "for ascend the list is empty" in found
+    assert "toolkit.kind: 'cuda-wheels' is not known" in found
 
 
 # --- whole files -------------------------------------------------------------------------------------------------------
@@ -568,12 +630,68 @@ def test_the_checksum_has_the_documented_form_and_is_stable(folder: Path) -> Non
     assert checksum(folder) == checksum(folder)
 
 
-@pytest.mark.parametrize("path", [A, T, C, B])
-def test_any_byte_of_an_input_changes_the_checksum(folder: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        (T, "nvidia-nvvm==13.3.73", "nvidia-nvvm==13.3.74"),
+        (T, "requirement: torch==2.13.0,", "requirement: torch==2.13.1,"),
+        (T, "reason: not there", "reason: gone"),  # reasons of overrides stand in the lock's notes
+        (T, "linux/amd64", "linux/arm64"),
+        (C, "version: 2.5.0", "version: 2.5.1"),
+        (C, "libdw-dev", "libelf-dev"),
+        (C, "libdw1t64", "libelf1t64"),
+        (C, "ninja", "cmake"),
+        (C, "tilelang==0.1.15", "tilelang==0.1.16"),
+        (C, "requirements_file: requirements.txt", "requirements_file: other.txt"),
+        (C, "distribution: some-kernels", "distribution: kernels"),
+        (B, "packages: [g++, make]", "packages: [g++]"),
+        (B, 'python: "3.13"', 'python: "3.12"'),
+        (B, 'glibc: "2.41"', 'glibc: "2.40"'),
+        (B, "trixie-security", "trixie-updates"),
+    ],
+)
+def test_whatever_resolving_reads_changes_the_checksum(folder: Path, path: str, old: str, new: str) -> None:
     before = checksum(folder)
-    with (folder / path).open("a") as stream:
-        stream.write("# a remark\n")
+    change(folder, path, old, new)
     assert checksum(folder) != before
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        (T, "title: SM100", "title: another"),
+        (T, "status_source: README", "status_source: issue"),
+        (T, "status: supported", "status: fixture"),
+        (T, "architectures: [sm_100a]", "architectures: [sm_103a]"),
+        (T, "reason: kept as released", "reason: kept"),
+        (T, "match: ARCHS", "match: ARCH"),
+        (T, "compiles: 7", "compiles: 8"),
+        (T, "reason: known upstream", "reason: known"),
+        (T, 'requires: ">=13"', 'requires: ">=14"'),
+        (C, "title: Kernels", "title: Kernel"),
+        (C, "minutes: 70", "minutes: 71"),
+        (C, "reason: memory", "reason: less memory"),
+        (C, "count: 2", "count: 3"),
+        (B, "title: A base", "title: Base"),
+        (A, "driver: 525", "driver: 526"),
+        (T, "vendor: nvidia\n", "vendor: nvidia # a remark\n"),
+        (B, 'glibc: "2.41"', "glibc: '2.41'"),
+    ],
+)
+def test_what_only_describes_or_is_only_rendered_does_not(folder: Path, path: str, old: str, new: str) -> None:
+    before = checksum(folder)
+    change(folder, path, old, new)
+    assert checksum(folder) == before
+
+
+def test_every_key_that_does_not_count_is_a_key(folder: Path) -> None:
+    known = {kind: set(yaml.safe_load((folder / path).read_text())) for kind, path in (("targets", T), ("components", C))}
+    known["bases"] = {*yaml.safe_load((folder / B).read_text()), *yaml.safe_load((folder / IMG).read_text())}
+    assert {kind: set(keys) - known[kind] for kind, keys in NOT_RESOLVED.items()} == {
+        "targets": set(),
+        "components": set(),
+        "bases": set(),
+    }
 
 
 def test_unrelated_files_do_not_change_the_checksum(folder: Path) -> None:
