@@ -88,6 +88,8 @@ def define(verb: str, target: str, text: str) -> None:
 for _target in sorted((ROOT / "envs" / "targets").glob("*.yaml")):
     define("build", _target.stem, f"Build {title_of(_target)}: wheels, image and record in out/{_target.stem}")
     define("verify", _target.stem, f"Build {_target.stem} again on a clean slate, compare, and explain what differs")
+    define("inventory", _target.stem, f"List what in the locked sources of {_target.stem} depends on the architecture")
+    define("checklist", _target.stem, f"Write the migration checklist of {_target.stem}, filled in as far as there is evidence")
     define("fetch", _target.stem, f"Bring every locked input of {_target.stem} into the store, to build without a network")
 
 
@@ -101,6 +103,24 @@ def lock(session: nox.Session) -> None:
 def render(session: nox.Session) -> None:
     """Write dockerfiles/ from envs/ and lockfiles/; with `-- --check` only report what has drifted"""
     cleanroom(session, "render", *session.posargs)
+
+
+@nox.session(default=False)
+def inventory(session: nox.Session) -> None:
+    """Say what machine code a wheel holds and where it runs: `-- --wheel FILE`, anybody's wheel"""
+    cleanroom(session, "inventory", *session.posargs)
+
+
+@nox.session(default=False)
+def matrix(session: nox.Session) -> None:
+    """Show every target and component from the records present; `-- --gpu H100` answers for one card"""
+    cleanroom(session, "matrix", *session.posargs)
+
+
+@nox.session(default=False)
+def compare(session: nox.Session) -> None:
+    """Say what changed between two records: `-- A B`, targets, folders or record files"""
+    cleanroom(session, "compare", *session.posargs)
 
 
 @nox.session(default=False)

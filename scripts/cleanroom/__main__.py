@@ -8,24 +8,34 @@ import errno
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from cleanroom import build as building
+from cleanroom import checklist, matrix, verification_view
+from cleanroom import compare as comparing
 from cleanroom import render as rendering
 from cleanroom import resolve as resolving
+from cleanroom import verify as verifying
 from cleanroom.clean import clean
 from cleanroom.console import Console
 from cleanroom.doctor import doctor
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import CleanroomError, DiskFull, Interrupted
+from cleanroom.evidence import of_wheel, read_evidence
+from cleanroom.evidence_view import show as show_wheel
 from cleanroom.fetch import fetch
+from cleanroom.inventory import inventory
+from cleanroom.inventory_view import show as show_inventory
 from cleanroom.lock import dump_lock, lock_path, read_lock, write_lock
 from cleanroom.project import REPOSITORY, Project
 from cleanroom.published import compare, published_path, read_published
+from cleanroom.record import read_record
+from cleanroom.report import write_report
 from cleanroom.store import Store
 from cleanroom.summary import summarise
-from cleanroom.verification import LEVELS
+from cleanroom.verification import LEVELS, Verification, read_verification
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +109,22 @@ def parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--vary", action="store_true", help="also a clean build for each condition, changed by itself")
     verify.add_argument("--publish", action="store_true", help="replace what is published beside the lock by what agreed here")
+    sources = verb("inventory", inventory_verb, "Say what depends on the architecture: in a target's locked sources, or in a wheel")
+    what = sources.add_mutually_exclusive_group(required=True)
+    what.add_argument("target", nargs="?")
+    what.add_argument("--wheel", type=Path, metavar="FILE", help="the machine code that any wheel holds")
+    sources.add_argument("--base")
+    table = verb("matrix", matrix_verb, "Show all targets and components from the records present")
+    table.add_argument("--gpu", default="", metavar="NAME", help="only what it means for one card, such as H100")
+    questions = verb(
+        "checklist", checklist_verb, "Write the migration checklist of a target, filled in as far as there is evidence"
+    )
+    questions.add_argument("target")
+    questions.add_argument("--base")
+    between = verb("compare", compare_verb, "Say what changed between two records")
+    between.add_argument("first", help="a target, a folder or a record")
+    between.add_argument("second")
+    between.add_argument("--markdown", type=Path, metavar="FILE", help="also write it to this file")
     verb("doctor", doctor_verb, "Say whether this machine can build, and what is missing")
     tidy = verb("clean", clean_verb, "Remove engine state and scratch; keep fetched inputs")
     tidy.add_argument("--store", action="store_true", help="also remove every fetched input")
@@ -179,15 +205,21 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     job = building.prepare(project, envs, options.target, options.base)
     chosen = building.Options(tuple(options.component), options.keep_going, options.jobs, not options.no_image)
     record = building.build(job, chosen, Store.default(), console)
+    evidence = read_evidence(job.out / "evidence.json")
+    write_report(job.out, record, verification_of(job.out), evidence)
     summarise(record, console, out=job.out)
     console.info(compare(record, read_published(published_path(lock_path(project.root, job.lock.name))))[1])
-    building.raise_for(record)
+    building.raise_for(record, evidence)
     return 0
 
 
-def verify_verb(options: argparse.Namespace, console: Console) -> int:
-    from cleanroom import verify as verifying
+def verification_of(out: Path) -> Verification | None:
+    """The result of an earlier verify; the report says itself whether it is of the same build."""
+    path = out / verifying.FOLDER / "verification.json"
+    return read_verification(path) if path.is_file() else None
 
+
+def verify_verb(options: argparse.Namespace, console: Console) -> int:
     project = Project(options.project)
     job = building.prepare(project, load_envs(project.envs_dir), options.target, options.base)
     chosen = verifying.Options(
@@ -199,8 +231,37 @@ def verify_verb(options: argparse.Namespace, console: Console) -> int:
         vary=options.vary,
     )
     verification = verifying.verify(job, chosen, Store.default(), console)
+    if options.record is None:
+        write_report(job.out, read_record(job.out / "record.json"), verification, read_evidence(job.out / "evidence.json"))
+    verification_view.summarise(verification, console, out=job.out)
     verifying.raise_for(verification, options.at_least)
     return 0
+
+
+def inventory_verb(options: argparse.Namespace, console: Console) -> int:
+    project = Project(options.project)
+    envs = load_envs(project.envs_dir)
+    if options.wheel is not None:
+        show_wheel(of_wheel(options.wheel, envs.table), console)
+        return 0
+    target = envs.target(options.target)
+    base = options.base or target.bases[0]
+    lock = read_lock(lock_path(project.root, f"{target.name}-{base}"), inputs=envs.inputs_checksum(target.name, base))
+    fetch(replace(lock, entries=lock.group("source")), Store.default(), console, project=project)
+    show_inventory(inventory(envs, target, lock, Store.default()), console)
+    return 0
+
+
+def matrix_verb(options: argparse.Namespace, console: Console) -> int:
+    return matrix.run(Project(options.project), matrix.Options(options.gpu), console)
+
+
+def checklist_verb(options: argparse.Namespace, console: Console) -> int:
+    return checklist.run(Project(options.project), options.target, options.base, console)
+
+
+def compare_verb(options: argparse.Namespace, console: Console) -> int:
+    return comparing.run(Project(options.project), options.first, options.second, comparing.Options(options.markdown), console)
 
 
 def doctor_verb(options: argparse.Namespace, console: Console) -> int:

@@ -40,6 +40,8 @@ from cleanroom.engine import (
 )
 from cleanroom.envs import Envs
 from cleanroom.errors import BuildFailed, CannotBuildHere, DiskFull, IntegrityError, Interrupted, RecordError, UnknownName
+from cleanroom.evidence import Evidence, write_evidence
+from cleanroom.examine import examine
 from cleanroom.failures import MARK, Failure, classify
 from cleanroom.files import sha256_of, write_atomically
 from cleanroom.lock import Lock, lock_path, read_lock
@@ -178,7 +180,11 @@ def build_on(
         secret = folder / "resources.json"
         write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
         image, probe = Work(job, engine, places, secret, console).run(select(job, options), outcomes, options)
-    record = to_record(job, engine.info, resources, outcomes, image, probe, started, time.monotonic() - clock)
+    console.info("Examining what was built")
+    wheels = {o.name: job.out / "components" / o.name / o.result["wheel"] for o in outcomes.values() if o.result}
+    evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, store)
+    write_evidence(job.out / "evidence.json", evidence)
+    record = to_record(job, engine.info, resources, outcomes, evidence, image, probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)
     return record
 
@@ -384,6 +390,7 @@ def to_record(
     engine: EngineInfo,
     resources: Resources,
     outcomes: Mapping[str, Outcome],
+    evidence: Evidence,
     image: Image | None,
     probe: Mapping[str, Any],
     started: datetime,
@@ -409,7 +416,7 @@ def to_record(
         resources=resources,
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(seconds, 1),
-        verdict=verdict_for(components, imports),
+        verdict=verdict_for(components, imports, sound=not any(f.severity == "fails" for f in evidence.findings)),
         components=components,
         image=image,
         imports=imports,
@@ -476,14 +483,23 @@ def unmet_requirements(job: Job, probe: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def raise_for(record: Record) -> None:
-    """Raise BuildFailed where the record says that something asked for did not build or import."""
+def raise_for(record: Record, evidence: Evidence) -> None:
+    """Raise BuildFailed where something asked for did not build or import, or is not what was asked for."""
     if record.verdict != "fails":
         return
+    unsound = [f for f in evidence.findings if f.severity == "fails"]
     names = [c.name for c in record.failed] or [i.module for i in record.imports if not i.ok]
+    names = names or list(dict.fromkeys(f.component for f in unsound))
     first = record.failed[0] if record.failed else None
+    if first and first.failure:
+        means = f"First error: {first.failure.message}"
+    elif unsound:
+        means = f"It compiled, but: {unsound[0].message}" + (f" (and {len(unsound) - 1} more)" if len(unsound) > 1 else "")
+    else:
+        means = "It compiled but does not import."
+    where = first.log if first else "report.md" if unsound else "logs/probe.log"
     raise BuildFailed(
         f"{record.target.name}: {', '.join(names)} failed.",
-        means=f"First error: {first.failure.message}" if first and first.failure else "It compiled but does not import.",
-        next_step=f"read {first.log if first else 'logs/probe.log'} in the output folder; the same command resumes",
+        means=means,
+        next_step=f"read {where} in the output folder; the same command resumes",
     )

@@ -96,6 +96,7 @@ class Problem:
     """What a person has to decide about. `fails`: a supported target with it gets no verdict until it is accepted."""
 
     component: str
+    kind: str
     severity: Severity
     message: str
 
@@ -389,31 +390,43 @@ def _problems(component: Component, result: ComponentInventory, unread: tuple[st
     at_run_time = len({f.file for f in result.of("JIT entry point")})
     if component.architecture.decided == "nowhere" and at_run_time:
         text = f"its YAML says that no architecture is decided, but {at_run_time} of its files hold kernels compiled at run time"
-        yield Problem(component.name, "note", text)
+        yield Problem(component.name, "undeclared kernels", "note", text)
     for family in result.families:
         if family.status == "new":
             text = f"the kernel family {family.name} is in the source ({family.files[0]}) and not in envs/sensitivity.yaml"
-            yield Problem(component.name, "degrades", f"{text}: no probe covers it")
+            yield Problem(component.name, "new kernel family", "degrades", f"{text}: no probe covers it")
         elif family.status == "gone":
             text = f"the kernel family {family.name} of envs/sensitivity.yaml is not in the source any more"
-            yield Problem(component.name, "degrades", text)
+            yield Problem(component.name, "lost kernel family", "degrades", text)
     undescribed = sorted({f.text for f in result.of("inline PTX") if not f.name})
     if undescribed:
         text = f"inline PTX that envs/sensitivity.yaml does not describe: {', '.join(undescribed)}"
-        yield Problem(component.name, "degrades", text)
+        yield Problem(component.name, "undescribed instruction", "degrades", text)
     declared = {m.module: m for m in component.missing_modules}
     for missing in result.missing:
         where = f"{missing.places[0]}, {missing.when}"
         if missing.reason:
-            yield Problem(component.name, "note", f"nothing provides the module {missing.module} ({where}): {missing.reason}")
+            yield Problem(
+                component.name,
+                "missing module",
+                "note",
+                f"nothing provides the module {missing.module} ({where}): {missing.reason}",
+            )
         elif unread:
             text = f"nothing that is in the store provides the module {missing.module} ({where})"
-            yield Problem(component.name, "note", f"{text}; {len(unread)} locked wheels are not there, so this is not decided")
+            yield Problem(
+                component.name,
+                "missing module",
+                "note",
+                f"{text}; {len(unread)} locked wheels are not there, so this is not decided",
+            )
         elif missing.when in ("always", "in a function"):
             text = f"nothing provides the module {missing.module}, which is imported {missing.when} ({missing.places[0]})"
-            yield Problem(component.name, "fails", f"{text}, and missing_modules of the component does not accept it")
+            yield Problem(
+                component.name, "missing module", "fails", f"{text}, and missing_modules of the component does not accept it"
+            )
         else:
-            yield Problem(component.name, "note", f"nothing provides the module {missing.module} ({where})")
+            yield Problem(component.name, "missing module", "note", f"nothing provides the module {missing.module} ({where})")
     for name in sorted(declared.keys() - {m.module for m in result.missing}):
         text = f"missing_modules names {name}, but nothing imports it, or something provides it"
-        yield Problem(component.name, "degrades", text)
+        yield Problem(component.name, "missing module", "degrades", text)

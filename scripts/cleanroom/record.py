@@ -182,10 +182,13 @@ NOT_VERIFIED = (
 """What a build never shows, whatever its verdict."""
 
 
-def verdict_for(components: Iterable[ComponentResult], imports: Iterable[Import] = ()) -> Level:
-    """`fails` if a component failed or a module does not import, `incomplete` if one was left out, else `builds`."""
+def verdict_for(components: Iterable[ComponentResult], imports: Iterable[Import] = (), *, sound: bool = True) -> Level:
+    """`fails` if a component failed, a module does not import, or what was built is not `sound`, that is what was asked for.
+
+    Otherwise `incomplete` if a component was left out, else `builds`.
+    """
     statuses = {c.status for c in components}
-    if "failed" in statuses or not all(i.ok for i in imports):
+    if "failed" in statuses or not all(i.ok for i in imports) or not sound:
         return "fails"
     return "incomplete" if "not attempted" in statuses or not statuses else "builds"
 

@@ -31,6 +31,7 @@ from cleanroom.build import (
 )
 from cleanroom.envs import load_envs
 from cleanroom.errors import BuildFailed, IntegrityError, LockError, RenderDrift, UnknownName
+from cleanroom.evidence import Evidence, Finding
 from cleanroom.failures import classify
 from cleanroom.lock import lock_path, write_lock
 from cleanroom.project import Project
@@ -63,6 +64,9 @@ def job(project: Project) -> Job:
 # Preparing and selecting
 
 
+SOUND = Evidence((), ())
+
+
 def test_a_prepared_job_has_its_inputs_pinned_and_a_place_of_its_own(job: Job) -> None:
     assert (job.target.name, job.base.name, job.lock.name) == ("fixture", "debian13", "fixture-debian13")
     assert job.out == job.project.root / "out" / "fixture"
@@ -85,7 +89,7 @@ def test_a_target_without_a_lock_is_refused(fixture_project: Project) -> None:
 
 def test_yaml_changed_after_locking_is_refused(project: Project) -> None:
     path = project.envs_dir / "components" / "vectors.yaml"
-    path.write_text(path.read_text().replace("memory_per_job_mib: 600", "memory_per_job_mib: 601"))
+    path.write_text(path.read_text().replace("version: 1.0.0", "version: 1.0.1"))
     with pytest.raises(LockError, match="is stale"):
         prepare(project, load_envs(project.envs_dir), "fixture", None)
 
@@ -301,15 +305,15 @@ def test_an_override_does_not_explain_a_distribution_whose_name_only_contains_it
 
 
 def test_a_build_that_is_fine_or_only_partly_asked_for_raises_nothing() -> None:
-    raise_for(whole_record())
-    raise_for(whole_record(verdict="incomplete"))
+    raise_for(whole_record(), SOUND)
+    raise_for(whole_record(verdict="incomplete"), SOUND)
 
 
 def test_a_failed_component_is_named_with_its_first_error_and_log() -> None:
     failure = classify("a.cu(3): error: no such thing")
     failed = result_of("flashmla", "1.0.0", status="failed", wheel=None, failure=failure)
     with pytest.raises(BuildFailed, match="sm100: flashmla failed") as caught:
-        raise_for(whole_record(verdict="fails", components=(result_of("deepep", "2.5.0"), failed)))
+        raise_for(whole_record(verdict="fails", components=(result_of("deepep", "2.5.0"), failed)), SOUND)
     assert "no such thing" in caught.value.means
     assert "logs/flashmla.log" in caught.value.next_step
 
@@ -317,8 +321,16 @@ def test_a_failed_component_is_named_with_its_first_error_and_log() -> None:
 def test_a_module_that_does_not_import_is_named() -> None:
     imports = (Import("deepep", "deep_ep", ok=False, error="ImportError: libcuda.so.1"),)
     with pytest.raises(BuildFailed, match="deep_ep failed") as caught:
-        raise_for(whole_record(verdict="fails", imports=imports))
+        raise_for(whole_record(verdict="fails", imports=imports), SOUND)
     assert caught.value.means == "It compiled but does not import."
+
+
+def test_what_compiled_but_is_not_what_was_asked_for_is_named_with_its_finding() -> None:
+    found = (Finding("flashmla", "missing architecture", "fails", "sm_100a is not in it"),) * 2
+    with pytest.raises(BuildFailed, match="sm100: flashmla failed") as caught:
+        raise_for(whole_record(verdict="fails"), Evidence((), found))
+    assert caught.value.means == "It compiled, but: sm_100a is not in it (and 1 more)"
+    assert "report.md" in caught.value.next_step
 
 
 def test_a_locked_distribution_is_found_by_its_name() -> None:

@@ -1,7 +1,8 @@
-"""The register-spill check: which kernels of a resource table spill, and what happens where there is nothing to check."""
+"""The measure of register spills: which kernels of a resource table spill, and what happens where there is nothing to see."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,34 +47,53 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool.write_text('#!/bin/sh\ntest "$1" = -res-usage && cat "$2"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr("kernelkit.FINDINGS", tmp_path / "findings.jsonl")
     (tmp_path / "cuda.so").write_text(TABLE)
     return tmp_path / "cuda.so"
 
 
-def test_kernels_with_a_stack_frame_or_local_memory_spill() -> None:
-    assert parse(TABLE) == ({"_Z5cleanPf", "_Z7stackedPf", "_Z5localPf"}, {"_Z7stackedPf", "_Z5localPf"})
+def findings_beside(artifact: Path) -> list[dict[str, str]]:
+    path = artifact.with_name("findings.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_kernel_that_spills_on_one_architecture_only_spills() -> None:
-    assert parse(TABLE.replace("STACK:128", "STACK:0"))[1] == {"_Z7stackedPf", "_Z5localPf"}
+def test_kernels_with_a_stack_frame_or_local_memory_spill_each_architecture_by_itself() -> None:
+    kernels, spilled = parse(TABLE)
+    assert len(kernels) == 5
+    assert spilled == {("sm_100a", "_Z7stackedPf", 128), ("sm_100a", "_Z5localPf", 16), ("sm_103a", "_Z7stackedPf", 64)}
+
+
+def test_a_kernel_that_spills_on_one_architecture_only_spills_there() -> None:
+    spilled = parse(TABLE.replace("STACK:128", "STACK:0"))[1]
+    assert spilled == {("sm_100a", "_Z5localPf", 16), ("sm_103a", "_Z7stackedPf", 64)}
 
 
 def test_numbers_before_the_first_kernel_belong_to_none() -> None:
-    assert parse(" Common:\n  GLOBAL:0 STACK:8 LOCAL:8\n Function _Z1a:\n  REG:1 STACK:0 LOCAL:0\n") == ({"_Z1a"}, set())
+    table = "arch = sm_90\n Common:\n  GLOBAL:0 STACK:8 LOCAL:8\n Function _Z1a:\n  REG:1 STACK:0 LOCAL:0\n"
+    assert parse(table) == ({("sm_90", "_Z1a")}, set())
 
 
 def test_no_table_has_no_kernel() -> None:
     assert parse("") == (set(), set())
 
 
-def test_spilling_kernels_are_given_sorted_and_counted_for_the_reader(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_kernel_reg_spill_in_artifact(str(artifact)) == ["_Z5localPf", "_Z7stackedPf"]
-    assert "3 kernels, 2 with local memory or a stack frame" in capsys.readouterr().out
+def test_every_spilling_kernel_is_a_finding_and_none_stops_the_build(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_kernel_reg_spill_in_artifact(str(artifact)) == []
+    assert "5 kernels measured, 3 with local memory or a stack frame" in capsys.readouterr().out
+    found = findings_beside(artifact)
+    assert [(f["architecture"], f["kernel"]) for f in found] == [
+        ("sm_100a", "_Z5localPf"),
+        ("sm_100a", "_Z7stackedPf"),
+        ("sm_103a", "_Z7stackedPf"),
+    ]
+    assert {f["kind"] for f in found} == {"register spill"}
+    assert found[1]["message"] == "128 bytes of stack frame or local memory"
 
 
-def test_a_quiet_check_prints_nothing(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quiet_measure_prints_nothing_and_still_leaves_findings(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check_kernel_reg_spill_in_artifact(str(artifact), quiet=True)
     assert capsys.readouterr().out == ""
+    assert len(findings_beside(artifact)) == 3
 
 
 def test_an_artifact_without_a_kernel_is_an_error_and_not_a_clean_result(artifact: Path) -> None:
@@ -82,11 +102,8 @@ def test_an_artifact_without_a_kernel_is_an_error_and_not_a_clean_result(artifac
         check_kernel_reg_spill_in_artifact(str(artifact))
 
 
-def test_a_check_that_is_switched_off_says_so(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measure_that_is_switched_off_is_a_finding_too(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKIP_IT", "1")
-    assert check_kernel_reg_spill_in_artifact(str(artifact), suppress_checking_env_var="SKIP_IT") == []
-    assert "skipped by SKIP_IT" in capsys.readouterr().out
-    monkeypatch.setenv("SKIP_IT", "0")
-    assert check_kernel_reg_spill_in_artifact(str(artifact), suppress_checking_env_var="SKIP_IT") != []
+    check_kernel_reg_spill_in_artifact(str(artifact), suppress_checking_env_var="SKIP_IT")
+    (skipped,) = findings_beside(artifact)
+    assert skipped == {"kind": "register spill", "message": "not measured: skipped by SKIP_IT"}

@@ -1,0 +1,88 @@
+"""Examine what a build made: the machine code, the libraries, what the containers noted, what the sources lack.
+
+Everything that is worth telling becomes a finding. The target's YAML says which of them it accepts, and why; on a supported
+target any other that degrades the result costs the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from cleanroom import evidence, hygiene
+from cleanroom.base import Base
+from cleanroom.envs import Envs
+from cleanroom.evidence import Evidence, Finding
+from cleanroom.inventory import inventory
+from cleanroom.lock import Lock
+from cleanroom.project import Project
+from cleanroom.store import Store
+from cleanroom.target import Target
+
+FINDINGS = "findings.jsonl"
+"""What a container leaves beside the wheel, one finding a line."""
+
+
+def examine(envs: Envs, target: Target, base: Base, lock: Lock, out: Path, wheels: Mapping[str, Path], store: Store) -> Evidence:
+    """Read what was built, by component, in the folder `out` of the target. Raises RecordError for a damaged note."""
+    asked = {name: tuple(map(str, target.architectures_of(name))) for name in wheels if architectures_matter(envs, name)}
+    folder = out / "components"
+    gathered = evidence.gather(asked, folder, envs.components, envs.table)
+    rules = hygiene.read_rules(Project().envs_dir)  # about systems and drivers, whatever project the target is of
+    providers = [store.path_of(e.sha256) for e in lock.group("python") if e.file_name.endswith(".whl")]
+    place = hygiene.Place(
+        platform=target.platform,
+        glibc=base.glibc,
+        packages=frozenset(e.name for e in lock.group("base")),
+        libraries=hygiene.libraries_in(providers),
+        traces=hygiene.machine_traces(),
+    )
+    problems = inventory(envs, target, lock, store).problems
+    found = (
+        *gathered.findings,
+        *hygiene.examine(wheels, place, rules),
+        *hygiene.unresolved(wheels, providers, rules),
+        *noted(folder, wheels),
+        *(Finding(p.component, p.kind, p.severity, p.message) for p in problems if p.component in wheels),
+    )
+    return replace(gathered, findings=settled(found, target, wheels))
+
+
+def architectures_matter(envs: Envs, component: str) -> bool:
+    return envs.component(component).architecture.decided != "nowhere"
+
+
+def noted(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
+    """What the container of each component wrote down, one finding for each kind, with how often and the first of them."""
+    for component in components:
+        path = folder / component / FINDINGS
+        notes = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        for kind in sorted({note["kind"] for note in notes}):
+            same = [note for note in notes if note["kind"] == kind]
+            kernel = evidence.readable(same[0]["kernel"]) if "kernel" in same[0] else ""
+            what = " ".join(part for part in (same[0].get("architecture", ""), kernel) if part) or kind
+            more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
+            yield Finding(component, kind, "degrades", f"{what}: {same[0]['message']}{more}")
+
+
+def settled(findings: Iterable[Finding], target: Target, built: Iterable[str]) -> tuple[Finding, ...]:
+    """Findings as the target judges them: accepted ones are notes, and a supported target fails on any other degradation."""
+    result = []
+    used = set()
+    for finding in findings:
+        accepted = target.acceptance(finding.component, finding.kind)
+        if accepted is not None and finding.severity != "note":
+            used.add(accepted)
+            result.append(replace(finding, severity="note", message=f"{finding.message} - accepted: {accepted.reason}"))
+        elif finding.severity == "degrades" and target.status == "supported":
+            text = f"{finding.message} - not accepted in the target's YAML"
+            result.append(replace(finding, severity="fails", message=text))
+        else:
+            result.append(finding)
+    for accepted in target.accepts:
+        if accepted.component in set(built) and accepted not in used:
+            text = f"the target accepts {accepted.kind!r}, but nothing of that kind was found"
+            result.append(Finding(accepted.component, "unused acceptance", "note", text))
+    return tuple(dict.fromkeys(result))

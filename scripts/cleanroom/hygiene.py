@@ -1,0 +1,363 @@
+"""Binary hygiene: what the ELF files of a wheel need, promise and give away."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+import socket
+import struct
+import zipfile
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from cleanroom.binary.elf import UNDEFINED, reading, symbols
+from cleanroom.binary.wheel import is_elf, members
+from cleanroom.errors import IntegrityError
+from cleanroom.evidence import NAMED, Finding, Severity
+from cleanroom.strict_yaml import Item, Mistakes, read_bytes, read_item
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Libraries of a driver: file names with wildcards, how their functions begin, and who brings them."""
+
+    names: tuple[str, ...]
+    symbols: tuple[str, ...]
+    by: str
+
+    def brings(self, library: str) -> bool:
+        """Whether a library of this file name is the driver's."""
+        return any(fnmatch.fnmatchcase(library, name) for name in self.names)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """envs/libraries.yaml. `versions`: by glibc, the newest of each family of symbol versions that such a system has."""
+
+    system: Mapping[str, str]
+    drivers: tuple[Driver, ...]
+    machines: Mapping[str, str]
+    versions: Mapping[str, Mapping[str, str]]
+
+    def driver_of(self, library: str) -> Driver | None:
+        """The driver that brings a library, None if none does."""
+        return next((driver for driver in self.drivers if driver.brings(library)), None)
+
+    def newest(self, glibc: str) -> Mapping[str, str]:
+        """The newest symbol versions on a system with this glibc; of the nearest older one where the table has a gap."""
+        known = max((g for g in self.versions if _numbers(g) <= _numbers(glibc)), key=_numbers, default=None)
+        return {"GLIBC": glibc, **(self.versions[known] if known else {})}
+
+
+def read_rules(envs: Path) -> Rules:
+    """Read envs/libraries.yaml. Raises EnvsError with every mistake in it."""
+    mistakes, where = Mistakes(), f"{envs.name}/libraries.yaml"
+    content = read_bytes(envs / "libraries.yaml", where, mistakes)
+    item = None if content is None else read_item(where, content, mistakes)
+    rules = Rules({}, (), {}, {}) if item is None else _rules(item)
+    mistakes.raise_if_any(envs.name)
+    return rules
+
+
+def _rules(item: Item) -> Rules:
+    top = item.fields(["system", "driver", "machines", "versions"])
+    drivers = []
+    for entry in top.items("driver"):
+        fields = entry.fields(["names", "symbols", "by"])
+        drivers.append(Driver(fields.texts("names", least=1), fields.texts("symbols"), fields.text("by")))
+    return Rules(
+        system={library: package.text() for library, package in top.entries("system")},
+        drivers=tuple(drivers),
+        machines={platform: machine.text() for platform, machine in top.entries("machines")},
+        versions={g: {k: _version(v) for k, v in row.entries()} for g, row in top.entries("versions")},
+    )
+
+
+def _version(item: Item) -> str:
+    return item.text("numbers and points, such as 3.4.33", lambda text: bool(_VERSION.fullmatch(text)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the wheels are to run: an image, and what is in it besides them.
+
+    `packages`: Debian packages; `libraries`: file names of libraries that other wheels bring; `folders`: where an
+    absolute search path may point; `traces`: text that must not be in any file, with what it is.
+    """
+
+    platform: str
+    glibc: str
+    packages: frozenset[str]
+    libraries: frozenset[str]
+    folders: tuple[str, ...] = ("/opt/venv", "/usr/local/cuda")
+    build_folder: str = "/build/"
+    traces: Mapping[str, str] = field(default_factory=dict)
+
+
+def examine(wheels: Mapping[str, Path], place: Place, rules: Rules) -> tuple[Finding, ...]:
+    """All findings about the wheels of a target, by component. Raises IntegrityError for a wheel that cannot be read."""
+    brought = place.libraries | libraries_in(wheels.values())
+    findings = [f for component, wheel in wheels.items() for f in _of_wheel(component, wheel, place, brought, rules)]
+    return (*findings, *overlaps(wheels))
+
+
+def libraries_in(wheels: Iterable[Path]) -> frozenset[str]:
+    """The file names of all shared libraries in wheels, from their tables of contents."""
+    return frozenset(PurePosixPath(i.filename).name for w in wheels for i in _contents(w) if _LIBRARY.search(i.filename))
+
+
+def overlaps(wheels: Mapping[str, Path]) -> tuple[Finding, ...]:
+    """Paths that two wheels install with different bytes: which one is there afterwards depends on the order."""
+    owners: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
+    for component, wheel in wheels.items():
+        for item in _contents(wheel):
+            owners[item.filename].setdefault((item.CRC, item.file_size), component)
+    return tuple(
+        Finding(
+            min(content.values()),
+            "shared path",
+            "fails",
+            f"{path} is installed by {' and by '.join(sorted(content.values()))}, with different bytes",
+        )
+        for path, content in sorted(owners.items())
+        if len(content) > 1
+    )
+
+
+def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rules) -> tuple[Finding, ...]:
+    """Functions that a library of ours calls and that no library it needs has: it was compiled against another release.
+
+    `providers`: the wheels of the environment that bring what ours need (torch, NCCL). What those need themselves is
+    read only while something is missing. Functions of the interpreter, of the driver, and those with a symbol version
+    (the system's) are not looked for.
+    """
+    wanted: dict[tuple[str, str], set[str]] = {}
+    needed: set[str] = set()
+    for component, wheel in wheels.items():
+        for file, data in members(wheel):
+            if is_elf(data):
+                library = _library(file, data)
+                drivers = [driver for name in library.needed if (driver := rules.driver_of(name))]
+                begins = (*_INTERPRETER, *(symbol for driver in drivers for symbol in driver.symbols))
+                wanted[component, file] = {s for s in _dynamic(data, defined=False) if not s.startswith(begins)}
+                needed.update(library.needed)
+    missing = {name for names in wanted.values() for name in names}
+    known = {name: w for w in [*wheels.values(), *providers] for name in libraries_in([w])}
+    looked: set[str] = set()
+    while missing and (level := {name for name in needed - looked if name in known}):
+        looked |= level
+        for wheel in dict.fromkeys(known[name] for name in sorted(level)):
+            for file, data in members(wheel, lambda path: PurePosixPath(path).name in level):
+                missing -= _dynamic(data, defined=True)
+                needed.update(_library(file, data).needed)
+    drivers = tuple(symbol for driver in rules.drivers for symbol in driver.symbols)
+    of_driver = {name for name in missing if name.startswith(drivers)}
+    return tuple(
+        finding
+        for (component, file), names in wanted.items()
+        for finding in _unresolved(component, file, names & missing, of_driver)
+    )
+
+
+def _unresolved(component: str, file: str, missing: set[str], of_driver: set[str]) -> Iterator[Finding]:
+    """A driver's function is not missing where the driver is; but a library that does not list it relies on others."""
+    if missing - of_driver:
+        text = f"{file} needs {_some(missing - of_driver)}, which no library in the environment has"
+        yield Finding(component, "unresolved symbols", "fails", text)
+    if missing & of_driver:
+        text = f"{file} calls {_some(missing & of_driver)} of the driver, which it does not list as needed"
+        yield Finding(component, "unlisted driver", "note", f"{text}: it works only where another library has loaded it before")
+
+
+def _some(names: Collection[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(sorted(names)[:NAMED]) + (f" and {more} more symbols" if more > 0 else "")
+
+
+def _dynamic(data: bytes, *, defined: bool) -> set[str]:
+    """The symbols that a library exports, or those that it must find elsewhere and that have no version."""
+    with reading(data) as elf:
+        sections = {s.name: s for s in elf.iter_sections() if s.name in (".dynsym", ".dynstr", ".gnu.version")}
+        table = list(symbols(sections.get(".dynsym"), sections.get(".dynstr")))
+        if defined:
+            return {s.name for s in table if s.section != UNDEFINED}
+        versions = sections[".gnu.version"].data() if ".gnu.version" in sections else bytes(2 * len(table))
+        unversioned = [number & 0x7FFF <= _NO_VERSION for (number,) in struct.iter_unpack("<H", versions)]
+        return {
+            s.name
+            for s, plain in zip(table, unversioned, strict=True)
+            if plain and s.name and s.section == UNDEFINED and s.binding != _WEAK
+        }
+
+
+def machine_traces() -> dict[str, str]:
+    """What would tell where a build ran: this machine's host name, and the folders of its user and of this process."""
+    host, home, here = socket.gethostname(), str(Path.home()), str(Path.cwd())
+    traces = {host: "this machine's host name"} if len(host) >= _TELLING and host != "localhost" else {}
+    return traces | {f: "a folder of this machine" for f in (home, here) if len(Path(f).parts) > 2}
+
+
+# --- one wheel -------------------------------------------------------------------------------------------------------
+
+_LIBRARY = re.compile(r"\.so(\.[0-9]+)*$")
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
+_SYMBOL_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9]+(?:\.[0-9]+)*)")
+_TAG = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)|(manylinux1|manylinux2010|manylinux2014)_(\w+)")
+_OLD_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
+_INTERPRETER = ("Py", "_Py")
+_WEAK, _NO_VERSION = 2, 1
+_TELLING = 5
+"""A shorter name would be found in files that have nothing to do with it."""
+
+
+@dataclass(frozen=True)
+class _Library:
+    file: str
+    machine: str
+    soname: str
+    needed: tuple[str, ...]
+    search_path: tuple[str, ...]
+    newest: Mapping[str, str]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset({PurePosixPath(self.file).name, self.soname}) - {""}
+
+
+def _of_wheel(component: str, wheel: Path, place: Place, brought: frozenset[str], rules: Rules) -> Iterator[Finding]:
+    promised = _promised_glibc(wheel)
+    traced: dict[str, list[str]] = defaultdict(list)
+    native = False
+    for file, data in members(wheel):
+        for text in (place.build_folder, *place.traces):
+            if _occurs(text, data):
+                traced[text].append(file)
+        if not is_elf(data):
+            continue
+        native = True
+        library = _library(file, data)
+        for kind, severity, message in _objections(library, place, brought, promised, rules):
+            yield Finding(component, kind, severity, f"{file} {message}")
+    if native and wheel.stem.endswith("-any"):
+        yield Finding(component, "wheel tag", "degrades", f"{wheel.name} is tagged for any platform and holds machine code")
+    for text, files in traced.items():
+        where = f"{files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
+        if text == place.build_folder:
+            message = f"{where} name the container's build folder {text}; it is the same in every build"
+            yield Finding(component, "build path", "note", message)
+        else:
+            yield Finding(component, "trace of a machine", "fails", f"{where} hold {text!r}, {place.traces[text]}")
+
+
+def _objections(
+    library: _Library, place: Place, brought: frozenset[str], promised: str, rules: Rules
+) -> Iterator[tuple[str, Severity, str]]:
+    if library.machine == "EM_CUDA":
+        return
+    wanted = rules.machines.get(place.platform, "")
+    if library.machine != wanted:
+        yield "machine type", "fails", f"is for {library.machine}, and {place.platform} needs {wanted}"
+    for name in sorted(library.names):
+        if driver := rules.driver_of(name):
+            yield "packaged driver library", "fails", f"is {name}, which the {driver.by} brings: a copy or stub hides it"
+    for name in library.needed:
+        package = rules.system.get(name)
+        if name in brought or rules.driver_of(name) or package in place.packages:
+            continue
+        if package:
+            yield "missing library", "fails", f"needs {name}, and the image lacks the package {package}"
+        else:
+            yield "missing library", "fails", f"needs {name}, which is in no wheel, no system package and no driver"
+    for entry in library.search_path:
+        yield from _search_path(entry, library.file, place)
+    limits = {f"the wheel's tag promises glibc {promised}": promised, f"the image has glibc {place.glibc}": place.glibc}
+    for reason, glibc in limits.items():
+        for family, newest in rules.newest(glibc).items() if glibc else ():
+            if _numbers(library.newest.get(family, "0")) > _numbers(newest):
+                message = f"needs {family}_{library.newest[family]}, and {reason}, which has {family}_{newest} at most"
+                yield "symbol version", "fails", message
+
+
+def _search_path(entry: str, file: str, place: Place) -> Iterator[tuple[str, Severity, str]]:
+    kind = "library search path"
+    if not entry:
+        yield kind, "fails", "searches the current folder for libraries (an empty entry in its RUNPATH)"
+    elif "stubs" in entry.split("/"):
+        yield kind, "fails", f"searches {entry}: the libraries there are stubs, to link with and not to run"
+    elif entry.startswith(("$ORIGIN", "${ORIGIN}")):
+        below = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", posixpath.dirname(file) or ".", 1)
+        if posixpath.normpath(below).startswith(".."):
+            yield kind, "fails", f"searches {entry}, which leaves the folder that it is installed in"
+    elif not entry.startswith("/"):
+        yield kind, "fails", f"searches {entry}, which depends on the current folder"
+    elif any(entry == folder or entry.startswith(f"{folder}/") for folder in place.folders):
+        yield kind, "note", f"searches {entry}: it works in an environment at that place only"
+    else:
+        yield kind, "fails", f"searches {entry}, which is not part of the image"
+
+
+def _library(file: str, data: bytes) -> _Library:
+    with reading(data) as elf:
+        dynamic = next((s for s in elf.iter_sections() if isinstance(s, DynamicSection)), None)
+        tags: list[Any] = list(dynamic.iter_tags()) if dynamic else []
+        by_tag = {kind: [t for t in tags if t.entry.d_tag == kind] for kind in ("DT_SONAME", "DT_NEEDED", "DT_RPATH", "DT_RUNPATH")}
+        paths: list[str] = [t.rpath for t in by_tag["DT_RPATH"]] + [t.runpath for t in by_tag["DT_RUNPATH"]]
+        return _Library(
+            file=file,
+            machine=str(elf["e_machine"]),
+            soname=next((t.soname for t in by_tag["DT_SONAME"]), ""),
+            needed=tuple(t.needed for t in by_tag["DT_NEEDED"]),
+            search_path=tuple(entry for path in paths for entry in path.split(":")),
+            newest=_newest_versions(elf),
+        )
+
+
+def _newest_versions(elf: ELFFile) -> dict[str, str]:
+    """Of each family of symbol versions, the newest that the file needs."""
+    newest: dict[str, str] = {}
+    for section in elf.iter_sections():
+        if isinstance(section, GNUVerNeedSection):
+            for _, versions in section.iter_versions():
+                for version in versions:
+                    if found := _SYMBOL_VERSION.fullmatch(version.name):
+                        newest[found[1]] = max(newest.get(found[1], "0"), found[2], key=_numbers)
+    return newest
+
+
+def _promised_glibc(wheel: Path) -> str:
+    """The oldest glibc that the wheel's tag promises to run on; "" where it promises none (linux_x86_64, any)."""
+    try:
+        platforms = {tag.platform for tag in parse_wheel_filename(wheel.name)[3]}
+    except InvalidWheelFilename:
+        return ""
+    found = [m for platform in platforms if (m := _TAG.fullmatch(platform))]
+    return min((_OLD_TAGS[m[4]] if m[4] else f"{m[1]}.{m[2]}" for m in found), key=_numbers, default="")
+
+
+def _occurs(text: str, data: bytes) -> bool:
+    """Whether the text stands in the bytes as a word of its own, or begins a path."""
+    wanted = text.encode()
+    if wanted not in data:
+        return False
+    return bool(re.search(rb"(?<![\w.-])" + re.escape(wanted) + (b"" if text.endswith("/") else rb"(?![\w-])"), data))
+
+
+def _contents(wheel: Path) -> list[zipfile.ZipInfo]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return [item for item in archive.infolist() if not item.is_dir()]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise IntegrityError(f"{wheel.name} cannot be read as a wheel: {error}.") from None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,71 @@
+"""What a target accepts of the findings about it, and what containers leave behind as findings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cleanroom.envs import load_envs
+from cleanroom.evidence import Finding
+from cleanroom.examine import noted, settled
+from cleanroom.project import REPOSITORY
+from cleanroom.target import Accepted, Target
+
+SPILL = Finding("flashmla", "register spill", "degrades", "f spills")
+
+
+@pytest.fixture(scope="module")
+def sm100() -> Target:
+    return replace(load_envs(REPOSITORY / "envs").target("sm100"), accepts=())
+
+
+def test_a_degradation_that_a_supported_target_does_not_accept_fails_it(sm100: Target) -> None:
+    (finding,) = settled([SPILL], sm100, ["flashmla"])
+    assert finding.severity == "fails"
+    assert finding.message == "f spills - not accepted in the target's YAML"
+
+
+def test_an_accepted_degradation_is_a_note_that_carries_the_reason(sm100: Target) -> None:
+    accepting = replace(sm100, accepts=(Accepted("flashmla", "register spill", "measured"),))
+    (finding,) = settled([SPILL], accepting, ["flashmla"])
+    assert (finding.severity, finding.message) == ("note", "f spills - accepted: measured")
+
+
+def test_an_acceptance_is_for_one_component_and_one_kind(sm100: Target) -> None:
+    accepting = replace(sm100, accepts=(Accepted("deepgemm", "register spill", "measured"),))
+    severities = [f.severity for f in settled([SPILL], accepting, ["flashmla"])]
+    assert severities == ["fails"]
+
+
+def test_a_failure_is_accepted_too_where_the_yaml_says_so(sm100: Target) -> None:
+    accepting = replace(sm100, accepts=(Accepted("flashmla", "missing module", "known"),))
+    (finding,) = settled([Finding("flashmla", "missing module", "fails", "no x")], accepting, ["flashmla"])
+    assert finding.severity == "note"
+
+
+def test_a_degradation_of_an_experiment_stays_what_it_is(sm100: Target) -> None:
+    assert settled([SPILL], replace(sm100, status="experimental"), ["flashmla"]) == (SPILL,)
+
+
+def test_an_acceptance_that_nothing_needs_any_more_is_told_of_what_was_built(sm100: Target) -> None:
+    accepting = replace(sm100, accepts=(Accepted("flashmla", "register spill", "measured"),))
+    (finding,) = settled([], accepting, ["flashmla"])
+    assert (finding.kind, finding.severity) == ("unused acceptance", "note")
+    assert settled([], accepting, ["deepgemm"]) == ()
+
+
+def test_notes_of_a_container_become_one_finding_for_each_kind(tmp_path: Path) -> None:
+    (tmp_path / "flashmla").mkdir()
+    notes = [
+        {"kind": "register spill", "architecture": "sm_100a", "kernel": "_ZN5sm1003runEv", "message": "16 bytes"},
+        {"kind": "register spill", "architecture": "sm_103a", "kernel": "_ZN5sm1003runEv", "message": "16 bytes"},
+        {"kind": "something else", "message": "was dropped"},
+    ]
+    (tmp_path / "flashmla" / "findings.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
+    assert list(noted(tmp_path, ["flashmla", "deepgemm"])) == [
+        Finding("flashmla", "register spill", "degrades", "sm_100a sm100::run: 16 bytes (and 1 more)"),
+        Finding("flashmla", "something else", "degrades", "something else: was dropped"),
+    ]

@@ -1,0 +1,184 @@
+"""Hygiene: what a wheel's libraries need, promise and give away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from binaries import binary, library, wheel
+
+from cleanroom import hygiene
+from cleanroom.binary.fatbin import device_code
+from cleanroom.errors import EnvsError, IntegrityError
+from cleanroom.evidence import Finding
+from cleanroom.hygiene import Place, Rules, examine, libraries_in, overlaps, read_rules, unresolved
+from cleanroom.project import REPOSITORY
+
+PLACE = Place(
+    platform="linux/amd64",
+    glibc="2.41",
+    packages=frozenset({"libc6"}),
+    libraries=frozenset({"libnvrtc.so.12", "liboffers.so"}),
+)
+
+
+@pytest.fixture(scope="module")
+def rules() -> Rules:
+    return read_rules(REPOSITORY / "envs")
+
+
+def told(findings: Iterable[Finding], kind: str) -> list[str]:
+    return [f.message for f in findings if f.kind == kind and f.severity == "fails"]
+
+
+def examined(tmp_path: Path, files: Mapping[str, bytes], rules: Rules, place: Place = PLACE, **named: str) -> tuple[Finding, ...]:
+    return examine({"things": wheel(tmp_path, files, **named)}, place, rules)
+
+
+def test_libraries_of_the_system_the_driver_and_other_wheels_are_no_finding(tmp_path: Path, rules: Rules) -> None:
+    assert told(examined(tmp_path, {"a.so": binary("needy.so")}, rules), "missing library") == []
+
+
+def test_a_library_of_another_release_that_nothing_brings_is_named(tmp_path: Path, rules: Rules) -> None:
+    place = replace(PLACE, libraries=frozenset({"libnvrtc.so.13", "liboffers.so"}))
+    (message,) = told(examined(tmp_path, {"a.so": binary("needy.so")}, rules, place), "missing library")
+    assert message == "a.so needs libnvrtc.so.12, which is in no wheel, no system package and no driver"
+
+
+def test_a_library_of_a_package_that_the_image_lacks_names_the_package(tmp_path: Path, rules: Rules) -> None:
+    place = replace(PLACE, packages=frozenset())
+    (message,) = told(examined(tmp_path, {"a.so": binary("needy.so")}, rules, place), "missing library")
+    assert message == "a.so needs libc.so.6, and the image lacks the package libc6"
+
+
+def test_a_wheel_may_bring_its_own_libraries(tmp_path: Path, rules: Rules) -> None:
+    place = replace(PLACE, libraries=frozenset({"libnvrtc.so.12"}))
+    files = {"a.so": binary("needy.so"), "lib/liboffers.so": binary("liboffers.so")}
+    assert told(examined(tmp_path, files, rules, place), "missing library") == []
+
+
+@pytest.mark.parametrize("path", ["lib/libcuda.so.1", "lib/other.so", "lib/libcuda.so"])
+def test_a_driver_library_in_a_wheel_is_found_by_its_file_name_or_its_soname(tmp_path: Path, rules: Rules, path: str) -> None:
+    (message, *_) = told(examined(tmp_path, {path: binary("libcuda.so.1")}, rules), "packaged driver library")
+    assert "NVIDIA driver brings" in message
+
+
+def test_library_search_paths_stay_inside_the_image_and_out_of_stubs(tmp_path: Path, rules: Rules) -> None:
+    findings = examined(tmp_path, {"pkg/a.so": binary("needy.so")}, rules)
+    messages = told(findings, "library search path")
+    assert [m.removeprefix("pkg/a.so searches ").split(":")[0].split(",")[0] for m in messages] == [
+        "/srv/old/lib",
+        "/usr/local/cuda/lib64/stubs",
+        "$ORIGIN/../../lib",
+        "the current folder for libraries (an empty entry in its RUNPATH)",
+        "lib",
+    ]
+    notes = [f.message for f in findings if f.kind == "library search path" and f.severity == "note"]
+    assert [n.split()[2] for n in notes] == ["/opt/venv/lib:"]
+
+
+def test_a_library_for_another_machine_fails(tmp_path: Path, rules: Rules) -> None:
+    (message,) = told(
+        examined(tmp_path, {"a.so": binary("needy.so")}, rules, replace(PLACE, platform="linux/arm64")), "machine type"
+    )
+    assert message == "a.so is for EM_X86_64, and linux/arm64 needs EM_AARCH64"
+
+
+def test_a_cubin_beside_the_libraries_is_for_the_gpu(tmp_path: Path, rules: Rules) -> None:
+    cubin = device_code(binary("speed.o"))[0].data
+    assert examined(tmp_path, {"kernels/a.cubin": cubin}, rules) == ()
+
+
+@pytest.mark.parametrize("tag", ["manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64.manylinux_2_28_x86_64"])
+def test_a_wheel_whose_tag_promises_an_older_glibc_fails(tmp_path: Path, rules: Rules, tag: str) -> None:
+    findings = examined(tmp_path, {"a.so": binary("needy.so")}, rules, name=f"things-1.0-cp313-cp313-{tag}.whl")
+    (message,) = told(findings, "symbol version")
+    assert message == "a.so needs GLIBC_2.36, and the wheel's tag promises glibc 2.17, which has GLIBC_2.17 at most"
+
+
+def test_a_tag_that_promises_nothing_is_held_against_the_image(tmp_path: Path, rules: Rules) -> None:
+    (message,) = told(examined(tmp_path, {"a.so": binary("needy.so")}, rules, replace(PLACE, glibc="2.35")), "symbol version")
+    assert "the image has glibc 2.35" in message
+    assert told(examined(tmp_path, {"a.so": binary("needy.so")}, rules, replace(PLACE, glibc="2.36")), "symbol version") == []
+
+
+def test_a_wheel_for_any_platform_holds_no_machine_code(tmp_path: Path, rules: Rules) -> None:
+    findings = examined(tmp_path, {"a.so": binary("liboffers.so")}, rules, name="things-1.0-py3-none-any.whl")
+    assert [f.kind for f in findings] == ["wheel tag"]
+    assert examined(tmp_path, {"a.py": b""}, rules, name="things-1.0-py3-none-any.whl") == ()
+
+
+def test_a_build_path_is_noted_and_a_trace_of_the_machine_fails(tmp_path: Path, rules: Rules) -> None:
+    files = {"a.py": b"built in /build/things/a.c on builder-7", "b.txt": b"builder-77 /rebuild/"}
+    place = replace(PLACE, traces={"builder-7": "this machine's host name"})
+    findings = examined(tmp_path, files, rules, place)
+    assert [(f.kind, f.severity) for f in findings] == [("build path", "note"), ("trace of a machine", "fails")]
+    assert all(f.message.startswith("a.py ") for f in findings)
+
+
+def test_the_traces_of_this_machine_are_long_enough_to_mean_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hygiene.socket, "gethostname", lambda: "vm")
+    assert "vm" not in hygiene.machine_traces()
+    monkeypatch.setattr(hygiene.socket, "gethostname", lambda: "builder-7")
+    assert "builder-7" in hygiene.machine_traces()
+
+
+def test_a_path_that_two_wheels_install_with_different_bytes_fails(tmp_path: Path) -> None:
+    first = wheel(tmp_path / "1", {"shared/a.py": b"1", "same.py": b"0"})
+    second = wheel(tmp_path / "2", {"shared/a.py": b"2", "same.py": b"0"})
+    (finding,) = overlaps({"one": first, "two": second})
+    assert (finding.kind, finding.severity) == ("shared path", "fails")
+    assert finding.message == "shared/a.py is installed by one and by two, with different bytes"
+
+
+def test_a_function_that_no_library_has_any_more_is_named(tmp_path: Path, rules: Rules) -> None:
+    ours = {"things": wheel(tmp_path / "ours", {"a.so": binary("needy.so")})}
+    right = wheel(tmp_path / "right", {"lib/liboffers.so": binary("liboffers.so")})
+    wrong = wheel(tmp_path / "wrong", {"lib/liboffers.so": binary("liboffers.so").replace(b"_of_another_", b"_of_some_new_")})
+    assert unresolved(ours, [right], rules) == ()
+    (finding,) = unresolved(ours, [wrong], rules)
+    assert (finding.component, finding.severity) == ("things", "fails")
+    assert finding.message == "a.so needs library_of_another_release, which no library in the environment has"
+
+
+def test_functions_of_the_driver_are_not_looked_for(tmp_path: Path, rules: Rules) -> None:
+    ours = {"things": wheel(tmp_path, {"a.so": binary("needy.so")})}
+    (finding,) = unresolved(ours, [], replace(rules, drivers=()))
+    assert "cuInit" in finding.message
+    assert "cuInit" not in unresolved(ours, [], rules)[0].message
+
+
+def test_libraries_are_known_by_their_file_names(tmp_path: Path) -> None:
+    made = wheel(tmp_path, {"x/lib/liba.so.1.2": b"", "b.cpython-313-x86_64-linux-gnu.so": b"", "c.so.txt": b"", "d.py": b""})
+    assert libraries_in([made]) == {"liba.so.1.2", "b.cpython-313-x86_64-linux-gnu.so"}
+
+
+def test_a_damaged_wheel_or_library_is_an_error(tmp_path: Path, rules: Rules) -> None:
+    (tmp_path / "a.whl").write_text("text")
+    for damaged in (tmp_path / "a.whl", wheel(tmp_path, {"a.so": binary("needy.so")[:1500]})):
+        with pytest.raises(IntegrityError):
+            examine({"things": damaged}, PLACE, rules)
+
+
+def test_a_library_with_device_code_is_read_like_any_other(tmp_path: Path, rules: Rules) -> None:
+    cubin = device_code(binary("speed.o"))[0].data
+    assert told(examined(tmp_path, {"a.so": library(cubin)}, rules), "machine type") == []
+
+
+def test_every_mistake_in_the_rules_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "libraries.yaml").write_text(
+        'system: {libc.so.6: 6}\ndriver:\n  - {names: [], symbols: [cu], by: x}\nmachines: {}\nversions: {"2.17": {GLIBC: new}}\n'
+    )
+    with pytest.raises(EnvsError) as raised:
+        read_rules(tmp_path)
+    assert all(text in raised.value.what for text in ("libraries.yaml:1", "libraries.yaml:3", "libraries.yaml:5", "3 mistakes"))
+    with pytest.raises(EnvsError, match="cannot be read"):
+        read_rules(tmp_path / "nowhere")
+
+
+def test_a_gap_in_the_table_is_filled_from_the_nearest_older_system(rules: Rules) -> None:
+    assert rules.newest("2.30")["GLIBCXX"] == rules.versions["2.28"]["GLIBCXX"]
+    assert rules.newest("2.50") == {"GLIBC": "2.50", **rules.versions["2.41"]}
+    assert rules.newest("2.4") == {"GLIBC": "2.4"}
