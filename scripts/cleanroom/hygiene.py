@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from cleanroom.binary.elf import UNDEFINED, reading, symbols
+from cleanroom.binary.elf import UNDEFINED, Symbol, reading, symbols
 from cleanroom.binary.wheel import is_elf, members
 from cleanroom.errors import IntegrityError
 from cleanroom.evidence import NAMED, Finding, Severity
@@ -28,10 +28,10 @@ from cleanroom.strict_yaml import Item, Mistakes, read_bytes, read_item
 
 @dataclass(frozen=True)
 class Driver:
-    """Libraries of a driver: file names with wildcards, how their functions begin, and who brings them."""
+    """Libraries of a driver: file names with wildcards, how their functions begin (a pattern), and who brings them."""
 
     names: tuple[str, ...]
-    symbols: tuple[str, ...]
+    symbols: str
     by: str
 
     def brings(self, library: str) -> bool:
@@ -73,13 +73,23 @@ def _rules(item: Item) -> Rules:
     drivers = []
     for entry in top.items("driver"):
         fields = entry.fields(["names", "symbols", "by"])
-        drivers.append(Driver(fields.texts("names", least=1), fields.texts("symbols"), fields.text("by")))
+        drivers.append(
+            Driver(fields.texts("names", least=1), fields.text("symbols", "a regular expression", _is_pattern), fields.text("by"))
+        )
     return Rules(
         system={library: package.text() for library, package in top.entries("system")},
         drivers=tuple(drivers),
         machines={platform: machine.text() for platform, machine in top.entries("machines")},
         versions={g: {k: _version(v) for k, v in row.entries()} for g, row in top.entries("versions")},
     )
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _version(item: Item) -> str:
@@ -134,48 +144,50 @@ def overlaps(wheels: Mapping[str, Path]) -> tuple[Finding, ...]:
 
 
 def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rules) -> tuple[Finding, ...]:
-    """Functions that a library of ours calls and that no library it needs has: it was compiled against another release.
+    """Functions that a library of ours calls and that no library it needs has: it was compiled against another release,
+    or linked against a stub that the linker then dropped. Python resolves all of them at import.
 
     `providers`: the wheels of the environment that bring what ours need (torch, NCCL). What those need themselves is
-    read only while something is missing. Functions of the interpreter, of the driver, and those with a symbol version
-    (the system's) are not looked for.
+    read only while something is missing. Functions of the interpreter, and those with a symbol version (the system's),
+    are not looked for.
     """
-    wanted: dict[tuple[str, str], set[str]] = {}
-    needed: set[str] = set()
-    for component, wheel in wheels.items():
-        for file, data in members(wheel):
-            if is_elf(data):
-                library = _library(file, data)
-                drivers = [driver for name in library.needed if (driver := rules.driver_of(name))]
-                begins = (*_INTERPRETER, *(symbol for driver in drivers for symbol in driver.symbols))
-                wanted[component, file] = {s for s in _dynamic(data, defined=False) if not s.startswith(begins)}
-                needed.update(library.needed)
-    missing = {name for names in wanted.values() for name in names}
-    known = {name: w for w in [*wheels.values(), *providers] for name in libraries_in([w])}
-    looked: set[str] = set()
-    while missing and (level := {name for name in needed - looked if name in known}):
-        looked |= level
+    ours = {
+        (component, file): (_sought(data), _library(file, data))
+        for component, wheel in wheels.items()
+        for file, data in members(wheel)
+        if is_elf(data)
+    }
+    missing = {s for sought, library in ours.values() for s in sought if not _of_a_driver(s, [library], rules)}
+    known = {name: wheel for wheel in [*wheels.values(), *providers] for name in libraries_in([wheel])}
+    read: dict[str, _Library] = {}
+    wanted = {name for _, library in ours.values() for name in library.needed}
+    while missing and (level := {name for name in wanted - set(read) if name in known}):
         for wheel in dict.fromkeys(known[name] for name in sorted(level)):
             for file, data in members(wheel, lambda path: PurePosixPath(path).name in level):
-                missing -= _dynamic(data, defined=True)
-                needed.update(_library(file, data).needed)
-    drivers = tuple(symbol for driver in rules.drivers for symbol in driver.symbols)
-    of_driver = {name for name in missing if name.startswith(drivers)}
-    return tuple(
-        finding
-        for (component, file), names in wanted.items()
-        for finding in _unresolved(component, file, names & missing, of_driver)
-    )
+                missing -= _exported(data)
+                library = read[PurePosixPath(file).name] = _library(file, data)
+                wanted.update(library.needed)
+    findings = []
+    for (component, file), (sought, library) in ours.items():
+        tree = _with_dependencies(library, read)
+        if lacking := {s for s in sought & missing if not _of_a_driver(s, tree, rules)}:
+            message = f"{file} needs {_some(lacking)}, which none of the libraries that it names has"
+            findings.append(Finding(component, "unresolved symbols", "fails", message))
+    return tuple(findings)
 
 
-def _unresolved(component: str, file: str, missing: set[str], of_driver: set[str]) -> Iterator[Finding]:
-    """A driver's function is not missing where the driver is; but a library that does not list it relies on others."""
-    if missing - of_driver:
-        text = f"{file} needs {_some(missing - of_driver)}, which no library in the environment has"
-        yield Finding(component, "unresolved symbols", "fails", text)
-    if missing & of_driver:
-        text = f"{file} calls {_some(missing & of_driver)} of the driver, which it does not list as needed"
-        yield Finding(component, "unlisted driver", "note", f"{text}: it works only where another library has loaded it before")
+def _of_a_driver(symbol: str, libraries: Iterable[_Library], rules: Rules) -> bool:
+    """Whether a driver that one of the libraries needs has a function of this name."""
+    drivers = [d for library in libraries for name in library.needed if (d := rules.driver_of(name))]
+    return any(re.match(driver.symbols, symbol) for driver in drivers)
+
+
+def _with_dependencies(library: _Library, read: Mapping[str, _Library]) -> list[_Library]:
+    tree, names = [library], {""}
+    for each in tree:  # grows while it is walked
+        tree += [read[name] for name in each.needed if name in read and name not in names]
+        names.update(each.needed)
+    return tree
 
 
 def _some(names: Collection[str]) -> str:
@@ -183,20 +195,23 @@ def _some(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:NAMED]) + (f" and {more} more symbols" if more > 0 else "")
 
 
-def _dynamic(data: bytes, *, defined: bool) -> set[str]:
-    """The symbols that a library exports, or those that it must find elsewhere and that have no version."""
+def _exported(data: bytes) -> set[str]:
+    return {symbol.name for symbol, _ in _dynamic(data) if symbol.section != UNDEFINED}
+
+
+def _sought(data: bytes) -> set[str]:
+    """What a library must find elsewhere, without the interpreter's and what has a version."""
+    found = {s.name for s, version in _dynamic(data) if s.section == UNDEFINED and s.binding != _WEAK and version <= _NO_VERSION}
+    return {name for name in found if name and not name.startswith(_INTERPRETER)}
+
+
+def _dynamic(data: bytes) -> list[tuple[Symbol, int]]:
+    """The dynamic symbols, each with the number of its version."""
     with reading(data) as elf:
         sections = {s.name: s for s in elf.iter_sections() if s.name in (".dynsym", ".dynstr", ".gnu.version")}
         table = list(symbols(sections.get(".dynsym"), sections.get(".dynstr")))
-        if defined:
-            return {s.name for s in table if s.section != UNDEFINED}
         versions = sections[".gnu.version"].data() if ".gnu.version" in sections else bytes(2 * len(table))
-        unversioned = [number & 0x7FFF <= _NO_VERSION for (number,) in struct.iter_unpack("<H", versions)]
-        return {
-            s.name
-            for s, plain in zip(table, unversioned, strict=True)
-            if plain and s.name and s.section == UNDEFINED and s.binding != _WEAK
-        }
+        return [(symbol, n & 0x7FFF) for symbol, (n,) in zip(table, struct.iter_unpack("<H", versions), strict=True)]
 
 
 def machine_traces() -> dict[str, str]:

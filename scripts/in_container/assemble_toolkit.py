@@ -8,6 +8,7 @@ stub that no wheel carries.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from file_times import settle
 
 EXECUTABLE_FOLDERS = ("bin", "nvvm/bin")
 STUB_SONAME = "libcuda.so.1"
+NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE of cuda.h."""
 
 
 def main() -> int:
@@ -74,13 +77,24 @@ def add_links(root: Path, triple: str) -> None:
 
 
 def add_driver_stub(root: Path) -> None:
-    """An empty libcuda.so to link against: the real one comes with the driver, on the machine that has the GPU."""
+    """A libcuda.so to link against: the real one comes with the driver, on the machine that has the GPU.
+
+    It has to define the driver's functions. Debian's gcc links with --as-needed, which drops a library that defines nothing
+    anybody asked for, and then no loader would ever look for the driver. Every function says that there is no device.
+    """
+    names = driver_functions((root / "include" / "cuda.h").read_text())
+    source = "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names)
     stubs = root / "lib" / "stubs"
     stubs.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        ["gcc", "-shared", f"-Wl,-soname,{STUB_SONAME}", "-Wl,--build-id=none", "-o", stubs / "libcuda.so", "-xc", "/dev/null"],
-        check=True,
-    )
+    options = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{STUB_SONAME}", "-Wl,--build-id=none", "-o", stubs / "libcuda.so"]
+    subprocess.run(["gcc", *options, "-xc", "-"], input=source, text=True, check=True)
+
+
+def driver_functions(header: str) -> list[str]:
+    """The functions that cuda.h declares, and those that its macros put in their place (cuMemAlloc is cuMemAlloc_v2)."""
+    declared = re.findall(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(", header)
+    replaced = re.findall(r"^\s*#\s*define\s+cu[A-Z]\w*\s+(?:__CUDA_API_PT\w+\()?(cu[A-Z]\w*)", header, re.MULTILINE)
+    return sorted({*declared, *replaced})
 
 
 if __name__ == "__main__":

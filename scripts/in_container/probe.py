@@ -9,11 +9,14 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 IMPORT_SECONDS = 300
+DRIVER = "libcuda.so.1"
+STAND_IN = Path("/usr/local/cuda/lib/stubs/libcuda.so")
 
 
 def main() -> int:
@@ -67,8 +70,24 @@ def pip_check() -> list[str]:
 
 
 def try_import(component: str, module: str) -> dict[str, object]:
-    """Import in a process of its own: a crash of one module must not hide the others."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
+    """Import a module; where only the GPU driver's library is missing, again with the toolkit's stand-in for it.
+
+    The image holds no driver, and must not: it comes with the machine. `error` then says that a stand-in was used.
+    """
+    error = import_error(module, {})
+    if DRIVER in error:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / DRIVER).symlink_to(STAND_IN)
+            again = import_error(module, {"LD_LIBRARY_PATH": folder})
+        if not again:
+            return {"component": component, "module": module, "ok": True, "error": f"with a stand-in for the driver's {DRIVER}"}
+        error = again
+    return {"component": component, "module": module, "ok": not error, "error": error}
+
+
+def import_error(module: str, variables: dict[str, str]) -> str:
+    """The last line of what an import says when it fails, in a process of its own: a crash must not hide the others."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", **variables}
     try:
         done = subprocess.run(
             [sys.executable, "-c", f"import {module}"],
@@ -79,10 +98,9 @@ def try_import(component: str, module: str) -> dict[str, object]:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return {"component": component, "module": module, "ok": False, "error": f"no end within {IMPORT_SECONDS} s"}
+        return f"no end within {IMPORT_SECONDS} s"
     lines = done.stderr.strip().splitlines()
-    error = "" if done.returncode == 0 else (lines[-1] if lines else f"exit status {done.returncode}")
-    return {"component": component, "module": module, "ok": done.returncode == 0, "error": error}
+    return "" if done.returncode == 0 else (lines[-1] if lines else f"exit status {done.returncode}")
 
 
 if __name__ == "__main__":

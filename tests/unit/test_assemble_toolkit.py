@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,16 +10,26 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from assemble_toolkit import driver_functions
 
 from cleanroom.project import IN_CONTAINER
 
 EPOCH = 1_796_000_000
 
 
+HEADER = """
+#define cuMemAlloc cuMemAlloc_v2
+#define cuMemcpy __CUDA_API_PTDS(cuMemcpy)
+#define CUDA_VERSION 13030
+CUresult CUDAAPI cuDriverGetVersion(int *driverVersion);
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytesize);
+"""
+
+
 def wheel(folder: Path, name: str, *files: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-13.3.73-py3-none-manylinux_2_17_x86_64.whl", "w") as made:
         for file in files:
-            made.writestr(zipfile.ZipInfo(file), f"{file} of {name}")
+            made.writestr(zipfile.ZipInfo(file), HEADER if file.endswith("cuda.h") else f"{file} of {name}")
 
 
 def assemble(folder: Path, triple: str = "x86_64-linux") -> subprocess.CompletedProcess[str]:
@@ -70,6 +81,37 @@ def test_the_driver_stub_has_the_driver_s_name_and_is_the_same_every_time(place:
     (place / "cuda").rename(place / "before")
     assemble(place)
     assert stub.read_bytes() == first
+
+
+def test_the_functions_of_the_driver_are_those_declared_and_those_that_macros_put_in_their_place() -> None:
+    assert driver_functions(HEADER) == ["cuDriverGetVersion", "cuMemAlloc", "cuMemAlloc_v2", "cuMemcpy"]
+
+
+def test_a_library_that_calls_the_driver_lists_it_as_needed_although_the_linker_drops_what_is_not(place: Path) -> None:
+    assemble(place)
+    source = "int cuMemAlloc_v2(void); int f(void) { return cuMemAlloc_v2(); }"
+    made = place / "f.so"
+    link = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-Wl,--as-needed",
+        "-o",
+        made,
+        "-xc",
+        "-",
+        f"-L{place / 'cuda/lib/stubs'}",
+        "-xnone",
+        "-lcuda",
+    ]
+    subprocess.run(link, input=source, text=True, check=True)
+    dynamic = subprocess.run(["readelf", "-d", made], check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    assert "Shared library: [libcuda.so.1]" in dynamic.stdout
+
+
+def test_without_a_device_every_function_says_so(place: Path) -> None:
+    assemble(place)
+    assert ctypes.CDLL(str(place / "cuda/lib/stubs/libcuda.so")).cuDriverGetVersion() == 100
 
 
 def test_two_wheels_with_one_path_are_refused(place: Path) -> None:

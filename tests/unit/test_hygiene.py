@@ -140,14 +140,22 @@ def test_a_function_that_no_library_has_any_more_is_named(tmp_path: Path, rules:
     assert unresolved(ours, [right], rules) == ()
     (finding,) = unresolved(ours, [wrong], rules)
     assert (finding.component, finding.severity) == ("things", "fails")
-    assert finding.message == "a.so needs library_of_another_release, which no library in the environment has"
+    assert finding.message == "a.so needs library_of_another_release, which none of the libraries that it names has"
 
 
-def test_functions_of_the_driver_are_not_looked_for(tmp_path: Path, rules: Rules) -> None:
-    ours = {"things": wheel(tmp_path, {"a.so": binary("needy.so")})}
-    (finding,) = unresolved(ours, [], replace(rules, drivers=()))
-    assert "cuInit" in finding.message
-    assert "cuInit" not in unresolved(ours, [], rules)[0].message
+def test_functions_of_the_driver_resolve_only_where_a_library_names_the_drivers(tmp_path: Path, rules: Rules) -> None:
+    """A stub without symbols is dropped by a linker that keeps only what is needed, and import fails on the GPU's machine."""
+    offers = {"lib/liboffers.so": binary("liboffers.so")}
+    dropped = binary("needy.so").replace(b"libcuda.so.1", b"libdate.so.1")
+    (finding,) = unresolved({"things": wheel(tmp_path / "1", {"a.so": dropped, **offers})}, [], rules)
+    assert finding.message == "a.so needs cuInit, which none of the libraries that it names has"
+
+
+def test_a_dependency_that_names_the_driver_is_enough(tmp_path: Path, rules: Rules) -> None:
+    dropped = binary("needy.so").replace(b"libcuda.so.1", b"libdate.so.1")
+    environment = {"lib/liboffers.so": binary("liboffers.so"), "lib/libdate.so.1": binary("needy.so")}
+    provider = wheel(tmp_path / "2", environment)
+    assert unresolved({"things": wheel(tmp_path / "1", {"a.so": dropped})}, [provider], rules) == ()
 
 
 def test_libraries_are_known_by_their_file_names(tmp_path: Path) -> None:
@@ -169,11 +177,11 @@ def test_a_library_with_device_code_is_read_like_any_other(tmp_path: Path, rules
 
 def test_every_mistake_in_the_rules_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "libraries.yaml").write_text(
-        'system: {libc.so.6: 6}\ndriver:\n  - {names: [], symbols: [cu], by: x}\nmachines: {}\nversions: {"2.17": {GLIBC: new}}\n'
+        "system: {libc.so.6: 6}\ndriver:\n  - {names: [], symbols: '(', by: x}\nmachines: {}\nversions: {\"2.17\": {GLIBC: new}}\n"
     )
     with pytest.raises(EnvsError) as raised:
         read_rules(tmp_path)
-    assert all(text in raised.value.what for text in ("libraries.yaml:1", "libraries.yaml:3", "libraries.yaml:5", "3 mistakes"))
+    assert all(text in raised.value.what for text in ("libraries.yaml:1", "libraries.yaml:3", "libraries.yaml:5", "4 mistakes"))
     with pytest.raises(EnvsError, match="cannot be read"):
         read_rules(tmp_path / "nowhere")
 
