@@ -21,6 +21,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 LOCKFILES = ROOT / "lockfiles"
 ENVIRONMENTS = ROOT / ".nox"
+NEEDS_OPERATOR = re.compile(r"^\s*kind:\s*cann-installers\b", re.MULTILINE)
 TITLE = re.compile(r"^title:\s*['\"]?(.*?)['\"]?\s*$", re.MULTILINE)
 
 nox.needs_version = ">=2024.10.9"
@@ -91,6 +92,8 @@ for _target in sorted((ROOT / "envs" / "targets").glob("*.yaml")):
     define("inventory", _target.stem, f"List what in the locked sources of {_target.stem} depends on the architecture")
     define("checklist", _target.stem, f"Write the migration checklist of {_target.stem}, filled in as far as there is evidence")
     define("fetch", _target.stem, f"Bring every locked input of {_target.stem} into the store, to build without a network")
+    if NEEDS_OPERATOR.search(_target.read_text(encoding="utf-8")):
+        define("tiers", _target.stem, f"Run what can be shown of {_target.stem} without the toolkit that an operator has to bring")
 
 
 @nox.session(default=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from cleanroom import build as building
-from cleanroom import checklist, matrix, verification_view
+from cleanroom import cann, checklist, matrix, tiers, verification_view
 from cleanroom import compare as comparing
 from cleanroom import render as rendering
 from cleanroom import resolve as resolving
 from cleanroom import verify as verifying
+from cleanroom.cann import EULA_OPTION
 from cleanroom.clean import clean
 from cleanroom.console import Console
 from cleanroom.doctor import doctor
@@ -35,6 +37,7 @@ from cleanroom.record import read_record
 from cleanroom.report import write_report
 from cleanroom.store import Store
 from cleanroom.summary import summarise
+from cleanroom.tiers_view import show as show_tiers
 from cleanroom.verification import LEVELS, Verification, read_verification
 
 
@@ -84,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     lock.add_argument("targets", nargs="*", metavar="TARGET")
     lock.add_argument("--base", help="only this base")
     lock.add_argument("--check", action="store_true", help="write nothing; fail where a lock is missing, stale or edited")
+    lock.add_argument("--cann", type=Path, metavar="DIR", help="the folder that holds the installers of CANN")
     fetch_ = verb("fetch", fetch_verb, "Bring every locked input of a target into the store")
     fetch_.add_argument("target")
     fetch_.add_argument("--base")
@@ -97,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--keep-going", action="store_true", help="build what can be built when a component fails")
     build.add_argument("--jobs", type=positive, metavar="N", help="compilers at once, over all components")
     build.add_argument("--no-image", action="store_true", help="wheels only: no image, no probe")
+    build.add_argument(EULA_OPTION, action="store_true", help="agree to CANN's licence, which its installation does in your name")
     verify = verb("verify", verify_verb, "Build again on a clean slate, compare with a record, and explain what differs")
     verify.add_argument("target")
     verify.add_argument("--base")
@@ -107,8 +112,12 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--at-least", choices=LEVELS, default="identical artifacts", metavar="LEVEL", help="weaker than this is a failure"
     )
+    verify.add_argument(EULA_OPTION, action="store_true", help="agree to CANN's licence, which its installation does in your name")
     verify.add_argument("--vary", action="store_true", help="also a clean build for each condition, changed by itself")
     verify.add_argument("--publish", action="store_true", help="replace what is published beside the lock by what agreed here")
+    without = verb("tiers", tiers_verb, "Run what can be shown of a target without the toolkit that an operator has to bring")
+    without.add_argument("target")
+    without.add_argument("--tier", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
     sources = verb("inventory", inventory_verb, "Say what depends on the architecture: in a target's locked sources, or in a wheel")
     what = sources.add_mutually_exclusive_group(required=True)
     what.add_argument("target", nargs="?")
@@ -157,7 +166,9 @@ def lock_verb(options: argparse.Namespace, console: Console) -> int:
             read_lock(path, inputs=envs.inputs_checksum(target, base))
             console.info(f"{path.name} is current")
             continue
-        lock = resolving.resolve(envs, envs.target(target), envs.base(base), project, Store.default(), console)
+        lock = resolving.resolve(
+            envs, envs.target(target), envs.base(base), project, Store.default(), console, supplied=options.cann
+        )
         changed = not path.exists() or path.read_text() != dump_lock(lock)
         write_lock(path, lock)
         console.info(f"{path.name}: {len(lock.entries)} entries, {'written' if changed else 'unchanged'}")
@@ -199,10 +210,18 @@ def render_verb(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def prepare(project: Project, envs: Envs, options: argparse.Namespace) -> building.Job:
+    """The job, unless something is missing that only a person can bring: installers, or consent to their licence."""
+    job = building.prepare(project, envs, options.target, options.base)
+    cann.require_supplied(envs.cann, job.target, job.lock, tiers=tiers.labels())
+    cann.require_licence(envs.cann, job.target, accepted=options.accept_cann_eula)
+    return job
+
+
 def build_verb(options: argparse.Namespace, console: Console) -> int:
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
-    job = building.prepare(project, envs, options.target, options.base)
+    job = prepare(project, envs, options)
     chosen = building.Options(tuple(options.component), options.keep_going, options.jobs, not options.no_image)
     record = building.build(job, chosen, Store.default(), console)
     evidence = read_evidence(job.out / "evidence.json")
@@ -221,7 +240,7 @@ def verification_of(out: Path) -> Verification | None:
 
 def verify_verb(options: argparse.Namespace, console: Console) -> int:
     project = Project(options.project)
-    job = building.prepare(project, load_envs(project.envs_dir), options.target, options.base)
+    job = prepare(project, load_envs(project.envs_dir), options)
     chosen = verifying.Options(
         options.record,
         tuple(options.component),
@@ -235,6 +254,15 @@ def verify_verb(options: argparse.Namespace, console: Console) -> int:
         write_report(job.out, read_record(job.out / "record.json"), verification, read_evidence(job.out / "evidence.json"))
     verification_view.summarise(verification, console, out=job.out)
     verifying.raise_for(verification, options.at_least)
+    return 0
+
+
+def tiers_verb(options: argparse.Namespace, console: Console) -> int:
+    project = Project(options.project)
+    envs = load_envs(project.envs_dir)
+    target = envs.target(options.target)
+    result = tiers.run(project, envs, target, platform.machine(), Store.default(), console, only=tuple(options.tier))
+    show_tiers(result, console, out=project.out_dir / target.name)
     return 0
 
 

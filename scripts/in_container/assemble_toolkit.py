@@ -86,7 +86,8 @@ def add_driver_stub(root: Path) -> None:
     source = "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names)
     stubs = root / "lib" / "stubs"
     stubs.mkdir(parents=True, exist_ok=True)
-    options = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{STUB_SONAME}", "-Wl,--build-id=none", "-o", stubs / "libcuda.so"]
+    options: list[str | Path] = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{STUB_SONAME}", "-Wl,--build-id=none"]
+    options += ["-o", stubs / "libcuda.so"]
     subprocess.run(["gcc", *options, "-xc", "-"], input=source, text=True, check=True)
 
 
