@@ -92,7 +92,7 @@ for _target in sorted((ROOT / "envs" / "targets").glob("*.yaml")):
     define("inventory", _target.stem, f"List what in the locked sources of {_target.stem} depends on the architecture")
     define("checklist", _target.stem, f"Write the migration checklist of {_target.stem}, filled in as far as there is evidence")
     define("fetch", _target.stem, f"Bring every locked input of {_target.stem} into the store, to build without a network")
-    if NEEDS_OPERATOR.search(_target.read_text(encoding="utf-8")):
+    if NEEDS_OPERATOR.search(_target.read_text(encoding="utf-8", errors="replace")):
         define("tiers", _target.stem, f"Run what can be shown of {_target.stem} without the toolkit that an operator has to bring")
 
 

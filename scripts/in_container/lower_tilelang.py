@@ -64,8 +64,8 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (f"{DEEPINFER}.swa_index", "expand_swa_index_tl", {"width": 128}),
     (f"{DEEPINFER}.sum_smaller_probs", "sum_smaller_probs_tl", {"vocab_size": 129280}),
     (f"{DEEPINFER}.random_sampling", "random_sampling_tl", {"vocab_size": 129280, "is_nextn_predict": False}),
-    (f"{DEEPINFER}.candidate_blocks", "get_candidate_compact_lens_tl", {"topk_blocks": 64, "block_size": 64}),
-    (f"{DEEPINFER}.compress", "compress_and_update_state_decode_tl", {"DIM": 512, "COMPRESS_RATIO": 4}),
+    (f"{DEEPINFER}.candidate_blocks", "get_candidate_compact_lens_tl", {"topk_blocks": 64, "block_size": 16}),
+    (f"{DEEPINFER}.compress", "compress_and_update_state_decode_tl", {"DIM": 512, "COMPRESS_RATIO": 2}),
     (
         f"{DEEPINFER}.sampler",
         "finalize_verification_tl",

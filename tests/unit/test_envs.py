@@ -392,7 +392,7 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (C, "modules: [kernels, kernels.extra]", "modules: []", ["modules: the list is empty"]),
         # placeholders
         (C, "{nvcc_threads}", "{nvcc_thread}", ["NVCC_THREADS.value: the placeholder {nvcc_thread}", "'nvcc_threads'"]),
-        (C, "v{version}", "{python}", ["the placeholder {python} is not known", "{sm_list}, {torch_arch_list}, {version}"]),
+        (C, "v{version}", "{python}", ["the placeholder {python} is not known", "{sm_list}, {torch_arch_list}, {venv}, {version}"]),
         (C, '"v{version}"', '"a\\nb"', ["VERSION.value: has more than one line"]),
         (C, "  VERSION:", "  A-B:", ["'A-B' is not the name of an environment variable"]),
         (C, "  VERSION:", "  ARCHS:", ["ARCHS is also set under architecture.environment"]),
