@@ -18,7 +18,7 @@ import yaml
 from cleanroom.arch import Arch
 from cleanroom.binary.cubin import Kernel, arch_of, kernels
 from cleanroom.component import Component
-from cleanroom.errors import IntegrityError, RecordError
+from cleanroom.errors import EnvsError, IntegrityError, RecordError
 from cleanroom.strict_json import from_json
 from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_bytes, read_item
 from cleanroom.target import Target
@@ -55,8 +55,8 @@ class Expected:
 class JitKernel:
     """One instantiation. `arguments` by name, in upstream's order: C++ text for a template, Python expressions for a function.
 
-    `template` is the installed file with the source text, `find` what only that text contains (its name and `<`, if nothing else). `exact`: compiled for the
-    architecture itself where the component asks for its family otherwise.
+    `template` is the installed file with the source text, `find` what only that text contains (its name and `<`, if nothing
+    else). `exact`: compiled for the architecture itself where the component asks for its family otherwise.
     """
 
     name: str
@@ -281,12 +281,15 @@ def _as_written(item: Item) -> str:
 
 
 def probes(components: Sequence[JitComponent], target: Target) -> tuple[Probe, ...]:
-    """What to compile for a target: every kernel of every family its components use, for each architecture."""
+    """What to compile for a target: every kernel of every family its components use, for each architecture.
+
+    Raises EnvsError for an architecture that a component's file does not know: nothing compiled would look like nothing wrong.
+    """
     wanted = [
         (component, family, kernel, arch)
         for component in components
         if target.selection(component.component)
-        for arch in target.architectures_of(component.component)
+        for arch in _known(target.architectures_of(component.component), component, target)
         for family in component.families
         for kernel in family.kernels
         if arch.sm in family.expected.outcomes
@@ -295,6 +298,17 @@ def probes(components: Sequence[JitComponent], target: Target) -> tuple[Probe, .
         Probe(number, component.component, family, kernel, arch, arch if kernel.exact else component.compiles_for[arch.sm])
         for number, (component, family, kernel, arch) in enumerate(wanted, start=1)
     )
+
+
+def _known(architectures: Sequence[Arch], component: JitComponent, target: Target) -> Sequence[Arch]:
+    for arch in architectures:
+        if arch.sm not in component.compiles_for:
+            raise EnvsError(
+                f"envs/{FOLDER}/{component.component}.yaml does not say what is compiled at run time for {arch}.",
+                means=f"{target.name} asks for it; the file knows {listed(component.compiles_for)}.",
+                next_step="add it to compiles_for, and to the expectations of the families that are used there",
+            )
+    return architectures
 
 
 def request(components: Sequence[JitComponent], target: Target) -> str:

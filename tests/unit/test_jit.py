@@ -78,6 +78,11 @@ def test_a_kernel_is_compiled_for_the_family_unless_it_wants_the_exact_architect
     ]
 
 
+def test_an_architecture_that_a_file_does_not_know_is_an_error_not_an_empty_list(tmp_path: Path, envs: Envs) -> None:
+    with pytest.raises(EnvsError, match="does not say what is compiled at run time for sm_90a"):
+        probes(read(tmp_path, envs), envs.target("sm90"))
+
+
 def test_arguments_reach_the_container_as_they_are_written(tmp_path: Path, envs: Envs) -> None:
     asked = json.loads(request(read(tmp_path, envs), envs.target("sm100")))
     assert asked["probes"][0]["arguments"] == {"n": "0x10", "fast": "true"}
