@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 IMPORT_SECONDS = 300
+TORCH_FIRST = "torch, " if importlib.util.find_spec("torch") else ""
 DRIVER = "libcuda.so.1"
 STAND_IN = Path("/usr/local/cuda/lib/stubs/libcuda.so")
 
@@ -86,11 +88,14 @@ def try_import(component: str, module: str) -> dict[str, object]:
 
 
 def import_error(module: str, variables: dict[str, str]) -> str:
-    """The last line of what an import says when it fails, in a process of its own: a crash must not hide the others."""
+    """The last line of what an import says when it fails, in a process of its own: a crash must not hide the others.
+
+    torch goes first where there is one: extensions find its libraries only because it has loaded them.
+    """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", **variables}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", f"import {module}"],
+            [sys.executable, "-c", f"import {TORCH_FIRST}{module}"],
             capture_output=True,
             text=True,
             check=False,
