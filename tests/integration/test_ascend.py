@@ -1,4 +1,4 @@
-"""The tiers of evidence that need no CANN, in real containers. The long one, the extension, is left to `nox -s tiers-ascend950`."""
+"""The tiers of evidence that need no CANN, in real containers. The long ones are left to `nox -s tiers-ascend950`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 def tiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tier]:
     project = Project(project_copy(REPOSITORY, tmp_path_factory.mktemp("ascend")))
     envs = load_envs(project.envs_dir)
-    only = ("stages", "host code", "lowering")
+    only = ("stages", "host code")
     done = run(project, envs, envs.target("ascend950"), platform.machine(), Store.default(), Console(), only=only)
     assert (Path(project.out_dir) / "ascend950" / "tiers.json").is_file()
     return {tier.name: tier for tier in done.tiers}
@@ -31,11 +31,6 @@ def test_the_stages_before_cann_build(tiers: dict[str, Tier]) -> None:
     assert tiers["stages"].outcome == "passed", tiers["stages"].failures
 
 
-def test_kernels_lower_to_ascendc_for_the_targets_architecture(tiers: dict[str, Tier]) -> None:
-    assert tiers["lowering"].figures["architecture"] == "dav-3510"
-    assert tiers["lowering"].outcome == "passed", tiers["lowering"].failures
-
-
 def test_host_code_passes_the_compiler(tiers: dict[str, Tier]) -> None:
     assert int(tiers["host code"].figures["gcc"].split(".")[0]) >= 13
     assert tiers["host code"].outcome == "passed", tiers["host code"].failures
@@ -43,4 +38,5 @@ def test_host_code_passes_the_compiler(tiers: dict[str, Tier]) -> None:
 
 def test_a_tier_that_was_not_asked_for_says_so(tiers: dict[str, Tier]) -> None:
     assert tiers["extension"].outcome == "not run"
+    assert tiers["lowering"].outcome == "not run"
     assert tiers["inputs"].outcome == "not run"
