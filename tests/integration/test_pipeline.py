@@ -60,7 +60,7 @@ def test_a_second_build_of_the_same_inputs_is_done_in_seconds(built: Path) -> No
     started = time.monotonic()
     done = cleanroom(built, "build", "fixture", "--json")
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60  # a build takes minutes, also on a machine that is busy
     assert json.loads(done.stdout.splitlines()[-1])["result"]["verdict"] == "builds"
 
 
