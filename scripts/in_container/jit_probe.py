@@ -34,14 +34,20 @@ NICENESS = 5
 CUBIN_LIMIT = 16 << 20
 """Bytes of one cubin that is kept; the largest known has about 1 MB."""
 POLL_SECONDS = 0.1
-ERROR_LINES = 6
+ERROR_LINES, ERROR_LENGTH = 6, 400
+COMPILER_ERROR = re.compile(r"(error|fatal)\s*:\s*\S")
+EXCEPTION = re.compile(r"^\w*(Error|Exception):")
 TEMPLATE = re.compile(r'R"\((.*?)\)"', re.DOTALL)
 LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)")
 KERNEL = re.compile(r"(?:__global__|CUTLASS_GLOBAL)\s+(?:static\s+)?void\s+(\w+)\s*\(")
 FLAG_SOURCE = "csrc/runtime/jit.hpp"
 FLAG_LITERAL = re.compile(r'nvcc_flags(?:\.|->)\s*emplace_back\("([^"]+)"\)')
-MISSING = re.compile(r"fatal error: \S+: No such file or directory")
-"""The image lacks a header: the kernel could be compiled on no architecture."""
+NO_VERDICT = re.compile(
+    r"fatal error: \S+: No such file or directory|No space left on device"
+    r"|died due to signal|Killed signal terminated|^nvcc: (Terminated|Killed)",
+    re.MULTILINE,
+)
+"""The image lacks a header, or the machine memory or disk, or somebody ended a compiler: no word about the architecture."""
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -169,7 +175,7 @@ def try_one(component: dict[str, Any], probe: dict[str, Any], limit: float, serv
                 done = compile_tilelang(component, probe, Path(folder), limit, server)
             else:
                 done = compile_deepjit(component, probe, Path(folder), limit)
-            outcome = "compiled" if done.status == 0 and done.cubin else "failed" if MISSING.search(done.log) else "refused"
+            outcome = "compiled" if done.status == 0 and done.cubin else "failed" if NO_VERDICT.search(done.log) else "refused"
         except (Failed, OSError) as failure:
             outcome, done = "failed", Compiled(1, str(failure), [], b"")
     return {
@@ -296,10 +302,12 @@ def collected(status: int, folder: Path, command: list[str], cpu_seconds: float)
 
 
 def first_errors(log: str) -> list[str]:
-    """The first lines that name an error, else the last ones; generated source that a tool repeats is skipped over."""
+    """The first lines in which a compiler names an error, else an exception's, else the last lines of all."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"\berror\b|Error:|fatal|not supported|unsupported", line)]
-    return [line[:400] for line in (errors[:ERROR_LINES] or lines[-ERROR_LINES:])]
+    for pattern in (COMPILER_ERROR, EXCEPTION):
+        if errors := [line for line in lines if pattern.search(line)]:
+            return [line[:ERROR_LENGTH] for line in errors[:ERROR_LINES]]
+    return [line[:ERROR_LENGTH] for line in lines[-ERROR_LINES:]]
 
 
 if __name__ == "__main__":

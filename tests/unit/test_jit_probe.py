@@ -135,6 +135,27 @@ def test_the_first_lines_that_name_an_error_are_kept_not_the_last_ones() -> None
     assert jit_probe.first_errors("one\n\ntwo\n") == ["one", "two"]
 
 
+def test_a_compilers_words_count_more_than_those_of_the_tool_that_called_it() -> None:
+    log = "RuntimeError: #include <x>\nint generated;\nCompilation error:\nkernel.cu:1:10: fatal error: x: No such file or directory\n"
+    assert jit_probe.first_errors(log) == ["kernel.cu:1:10: fatal error: x: No such file or directory"]
+    assert jit_probe.first_errors("a line\nInternalError: PDL is not supported\nmore\n") == ["InternalError: PDL is not supported"]
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("kernel.cu:2:10: fatal error: curand_kernel.h: No such file or directory", False),
+        ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", False),
+        ("g++: fatal error: Killed signal terminated program cc1plus", False),
+        ("nvcc: Terminated", False),
+        ("fatal error: error writing to /tmp/x.s: No space left on device", False),
+        ("ptxas kernel.ptx, line 9; error : Instruction 'wgmma.fence' not supported on .target 'sm_100f'", True),
+    ],
+)
+def test_what_the_image_or_the_machine_lacks_is_no_verdict_on_the_architecture(line: str, verdict: bool) -> None:
+    assert (jit_probe.NO_VERDICT.search(f"first\n{line}\n") is None) is verdict
+
+
 def test_a_compiler_that_does_not_end_is_ended_with_all_it_started() -> None:
     script = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
