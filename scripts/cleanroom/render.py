@@ -147,11 +147,10 @@ def image_name(target: Target, base: Base) -> str:
 
 
 def specification(component: Component, target: Target, lock: Lock) -> dict[str, Any]:
-    """What a clean container needs to know to build one component, as plain data."""
+    """What a clean container needs to know to build one component, as the target has it (Selection.of), as plain data."""
     asked = target.architectures_of(component.name)
     source = source_of(component, lock)
     rule = component.architecture
-    selection = target.selection(component.name)
     changed = rule.decided == "build" and rule.default and set(asked) != set(rule.default)
     placeholders = {
         "{version}": component.source.version,
@@ -177,7 +176,7 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
         ],
         "substitute": [
             {"file": s.file, "match": s.match, "replace": fill(s.replace, placeholders), "count": s.count, "reason": s.reason}
-            for s in (*component.substitute, *(rule.substitute if changed else ()), *(selection.substitute if selection else ()))
+            for s in (*component.substitute, *(rule.substitute if changed else ()))
         ],
         "provides": [{"file": p.file, "origin": p.origin, "reason": p.reason} for p in component.provides],
         "extensions": list(component.extensions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -74,3 +75,12 @@ def test_the_documentation_says_what_the_targets_say(envs: Envs) -> None:
         assert f"| `{name}` | `{arch}` |" in text
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         assert yaml.safe_load(block)
+
+
+def test_no_rendered_component_has_a_substitution_twice() -> None:
+    specifications = sorted((REPOSITORY / "dockerfiles").glob("*/components/*.json"))
+    for path in specifications:
+        changes = [(c["file"], c["match"]) for c in json.loads(path.read_text())["substitute"]]
+        assert len(changes) == len(set(changes)), path
+    changed = {path.parts[-3] for path in specifications if json.loads(path.read_text())["substitute"]}
+    assert {"sm120-debian13", "sm89-debian13", "sm90-debian13"} <= changed
