@@ -226,8 +226,8 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     record = building.build(job, chosen, Store.default(), console)
     evidence = read_evidence(job.out / "evidence.json")
     write_report(job.out, record, verification_of(job.out), evidence)
-    summarise(record, console, out=job.out)
-    console.info(compare(record, read_published(published_path(lock_path(project.root, job.lock.name))))[1])
+    _, comparison = compare(record, read_published(published_path(lock_path(project.root, job.lock.name))))
+    summarise(record, console, out=job.out, published=comparison)
     building.raise_for(record, evidence)
     return 0
 

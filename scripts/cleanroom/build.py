@@ -44,6 +44,7 @@ from cleanroom.evidence import Evidence, write_evidence
 from cleanroom.examine import examine
 from cleanroom.failures import MARK, Failure, classify
 from cleanroom.files import sha256_of, write_atomically
+from cleanroom.jit import probes, read_report
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.prerequisites import assess, deviations
 from cleanroom.project import Project
@@ -78,12 +79,16 @@ WANTED = re.compile(r"(?:has requirement|requires) ([A-Za-z0-9][A-Za-z0-9._-]*)"
 
 @dataclass(frozen=True)
 class Options:
-    """What the person who types `build` may choose. No components means all of them."""
+    """What the person who types `build` may choose. No components means all of them.
+
+    `jit`: also compile what is compiled at run time, in the image, as evidence; a second build needs it no second time.
+    """
 
     components: tuple[str, ...] = ()
     keep_going: bool = False
     jobs: int | None = None
     image: bool = True
+    jit: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,11 @@ class Job:
     folder: Path
     out: Path
     warnings: tuple[str, ...]
+
+    @property
+    def probes(self) -> bool:
+        """Whether any component compiles kernels at run time."""
+        return bool(probes(self.envs.jit, self.target))
 
 
 @dataclass
@@ -182,7 +192,8 @@ def build_on(
         image, probe = Work(job, engine, places, secret, console).run(select(job, options), outcomes, options)
     console.info("Examining what was built")
     wheels = {o.name: job.out / "components" / o.name / o.result["wheel"] for o in outcomes.values() if o.result}
-    evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, store)
+    compiled_in_image = read_report(job.out / "jit", job.envs.jit, job.target) if image and job.probes and options.jit else None
+    evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, compiled_in_image, store)
     write_evidence(job.out / "evidence.json", evidence)
     record = to_record(job, engine.info, resources, outcomes, evidence, image, probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)
@@ -287,12 +298,16 @@ class Work:
     ) -> tuple[Image | None, Mapping[str, Any]]:
         """Environment first, then the components side by side, then image and probe if everything is there."""
         whole = is_whole(self.job, options)
-        with self.console.steps(f"Building {self.job.rendered.name}", 1 + len(selected) + 2 * whole) as view:
+        with self.console.steps(
+            f"Building {self.job.rendered.name}", 1 + len(selected) + whole * (2 + (self.job.probes and options.jit))
+        ) as view:
             self.step(view, "environment", "build-environment", None)
             self.components(view, selected, outcomes, keep_going=options.keep_going)
             if not whole or any(outcomes[name].status not in ("built", "reused") for name in selected):
                 return None, {}
             self.step(view, "probe", "probe", LocalOutput(self.job.out / "probe"))
+            if self.job.probes and options.jit:
+                self.step(view, "jit", "jit", LocalOutput(self.job.out / "jit"))
             probe = json.loads((self.job.out / "probe" / "probe.json").read_text())
             done = self.step(view, "image", "runtime", OciOutput(self.job.out / IMAGE_FILE, IMAGE_COMPRESSION))
             size = (self.job.out / IMAGE_FILE).stat().st_size

@@ -24,6 +24,7 @@ INPUTS: Mapping[str, Group] = {
     "locked-packages": "build",
     "locked-toolkit": "toolkit",
     "locked-python": "python",
+    "locked-headers": "headers",
     "locked-sources": "source",
 }
 """Name of the context in the Dockerfile, and the group of the lock that it holds."""

@@ -161,9 +161,7 @@ def embedded_engine(
             (run / "daemon.json").write_text(json.dumps(_daemon_configuration(run.name)))
             stop, order = os.pipe()
             with log.open("wb") as output:
-                process = _start(
-                    root, state / "data", run, surroundings, stop=stop, output=output.fileno(), locks=(lock, alive)
-                )
+                process = _start(root, state / "data", run, surroundings, stop=stop, output=output.fileno(), locks=(lock, alive))
             os.close(stop)
             engine_socket = run / "docker.sock"
             versions = _wait_until_it_answers(process, engine_socket, log, start_timeout)

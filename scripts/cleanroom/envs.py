@@ -44,6 +44,7 @@ from cleanroom.component import (
     Variable,
 )
 from cleanroom.errors import ArchError, EnvsError, UnknownName
+from cleanroom.jit import JitComponent, read_jit
 from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_bytes, read_item
 from cleanroom.target import (
     Accepted,
@@ -111,6 +112,7 @@ class Envs:
     table: Table
     files: Mapping[str, bytes]
     cann: Cann = NO_CANN
+    jit: tuple[JitComponent, ...] = ()
 
     @property
     def architectures(self) -> Mapping[str, Capability]:
@@ -182,6 +184,7 @@ def load_envs(envs_dir: Path) -> Envs:
     bases = folder.read("bases", _base)
     components = folder.read("components", partial(_component, table=table))
     cann = read_cann(envs_dir, folder.label, folder.files, folder.mistakes)
+    jit = read_jit(envs_dir, folder.label, _present(components), folder.mistakes)
     targets = folder.read("targets", partial(_target, components=components, bases=bases, table=table, cann=cann))
     folder.mistakes.raise_if_any(folder.label)
     return Envs(
@@ -192,6 +195,7 @@ def load_envs(envs_dir: Path) -> Envs:
         table=table,
         files=folder.files,
         cann=cann,
+        jit=jit,
     )
 
 
@@ -558,20 +562,21 @@ def _cann(item: Item, cann: Cann) -> Toolkit:
 
 
 def _cuda(item: Item, table: Table) -> Toolkit:
-    fields = item.fields(["kind", "version", "packages"])
+    fields = item.fields(["kind", "version", "packages"], ["headers"])
     version = fields.text("version", 'a release in quotes, such as "13.3"', lambda t: bool(RELEASE.fullmatch(t)))
     if table.complete and RELEASE.fullmatch(version) and version not in table.toolkits:
         known = sorted(table.toolkits, key=release)
         fields["version"].wrong(f"the toolkit release {version} is not known (known: {', '.join(known)})")
     packages = fields.texts("packages", _PIN, _is_pin, least=1)
-    pins = [p.partition("==") for p in packages]
+    headers = fields.texts("headers", _PIN, _is_pin)
+    pins = [p.partition("==") for p in (*packages, *headers)]
     for pinned, _, pin in pins:
         if canonicalize_name(pinned) == "nvidia-cuda-nvcc" and version and not f"{pin}.".startswith(f"{version}."):
             fields["packages"].wrong(f"{pinned}=={pin} is not of the toolkit release {version}")
     for pinned, count in Counter(canonicalize_name(name) for name, _, _ in pins).items():
         if count > 1:
             fields["packages"].wrong(f"{pinned} is pinned {count} times")
-    return Toolkit("cuda-wheels", version, packages)
+    return Toolkit("cuda-wheels", version, packages, headers)
 
 
 def _selections(fields: Fields) -> list[tuple[str, Item]]:

@@ -25,9 +25,10 @@ from cleanroom.binary.wheel import is_elf, members
 from cleanroom.component import Component
 from cleanroom.errors import IntegrityError, RecordError
 from cleanroom.files import write_atomically
+from cleanroom.jit import JitReport
 from cleanroom.strict_json import dump_document, parse_document
 
-SCHEMA = 1
+SCHEMA = 2
 
 Severity = Literal["fails", "degrades", "note"]
 """`fails`: the component is not what the target asks for. `degrades`: part of it is missing. `note`: to be known."""
@@ -79,10 +80,14 @@ class ComponentEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of all components of a target, with everything that is worth telling."""
+    """Of all components of a target, with everything that is worth telling.
+
+    `jit`: kernels that are compiled at run time, compiled in the image; None where there was no image, or no such kernel.
+    """
 
     components: tuple[ComponentEvidence, ...]
     findings: tuple[Finding, ...]
+    jit: JitReport | None = None
     schema: int = SCHEMA
 
 

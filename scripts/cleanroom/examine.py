@@ -14,18 +14,32 @@ from pathlib import Path
 from cleanroom import evidence, hygiene
 from cleanroom.base import Base
 from cleanroom.envs import Envs
-from cleanroom.evidence import Evidence, Finding
+from cleanroom.evidence import Evidence, Finding, Severity
 from cleanroom.inventory import inventory
+from cleanroom.jit import JitReport
 from cleanroom.lock import Lock
 from cleanroom.project import Project
 from cleanroom.store import Store
 from cleanroom.target import Target
 
+RUN_TIME_KERNEL = "run-time kernel"
+DEGRADES: Severity = "degrades"
+NOTE: Severity = "note"
+
 FINDINGS = "findings.jsonl"
 """What a container leaves beside the wheel, one finding a line."""
 
 
-def examine(envs: Envs, target: Target, base: Base, lock: Lock, out: Path, wheels: Mapping[str, Path], store: Store) -> Evidence:
+def examine(
+    envs: Envs,
+    target: Target,
+    base: Base,
+    lock: Lock,
+    out: Path,
+    wheels: Mapping[str, Path],
+    compiled_in_image: JitReport | None,
+    store: Store,
+) -> Evidence:
     """Read what was built, by component, in the folder `out` of the target. Raises RecordError for a damaged note."""
     asked = {name: tuple(map(str, target.architectures_of(name))) for name in wheels if architectures_matter(envs, name)}
     folder = out / "components"
@@ -45,9 +59,27 @@ def examine(envs: Envs, target: Target, base: Base, lock: Lock, out: Path, wheel
         *hygiene.examine(wheels, place, rules),
         *hygiene.unresolved(wheels, providers, rules),
         *noted(folder, wheels),
+        *(at_run_time(compiled_in_image) if compiled_in_image else ()),
         *(Finding(p.component, p.kind, p.severity, p.message) for p in problems if p.component in wheels),
     )
-    return replace(gathered, findings=settled(found, target, wheels))
+    return replace(gathered, findings=settled(found, target, wheels), jit=compiled_in_image)
+
+
+def at_run_time(report: JitReport) -> Iterator[Finding]:
+    """What compiling in the image said that envs/jit/ does not expect."""
+    for result in report.surprises:
+        name = f"{result.family} {result.kernel}" + (f" ({result.variant})" if result.variant else "")
+        text = f"{name} for {result.architecture}: {result.outcome}, expected {result.expected} ({result.reason})"
+        why = f"; {result.errors[0]}" if result.errors else ""
+        yield Finding(result.component, RUN_TIME_KERNEL, NOTE if result.outcome == "compiled" else DEGRADES, text + why)
+    for kind, lines, severity in (
+        ("run-time kernels not tried", report.uncovered, DEGRADES),
+        ("run-time kernels gone", report.gone, NOTE),
+        ("run-time flags", report.drift, DEGRADES),
+    ):
+        for line in lines:
+            component, _, text = line.partition(": ")
+            yield Finding(component, kind, severity, text)
 
 
 def architectures_matter(envs: Envs, component: str) -> bool:

@@ -178,17 +178,15 @@ class JitReport:
 # --- envs/jit --------------------------------------------------------------------------------------------------------
 
 
-def read_jit(envs_dir: Path, components: Mapping[str, Component]) -> tuple[JitComponent, ...]:
-    """Every file of envs/jit/, by name. Raises EnvsError with every mistake found; no folder is no file."""
-    mistakes = Mistakes()
+def read_jit(envs_dir: Path, label: str, components: Mapping[str, Component], mistakes: Mistakes) -> tuple[JitComponent, ...]:
+    """Every file of `envs_dir`/jit/, by name, where there are any; what is wrong with them goes into `mistakes`."""
     found = []
     for path in sorted((envs_dir / FOLDER).glob("*.yaml")):
-        label = f"{envs_dir.name}/{FOLDER}/{path.name}"
-        content = read_bytes(path, label, mistakes)
-        item = None if content is None else read_item(label, content, mistakes)
+        where = f"{label}/{FOLDER}/{path.name}"
+        content = read_bytes(path, where, mistakes)
+        item = None if content is None else read_item(where, content, mistakes)
         if item is not None:
             found.append(_component(item, path.stem, components))
-    mistakes.raise_if_any(envs_dir.name)
     return tuple(found)
 
 

@@ -23,10 +23,13 @@ from cleanroom.files import write_atomically
 SCHEMA = 1
 
 Kind = Literal["debian", "pypi", "image", "folder", "operator"]
-Group = Literal["base", "build", "toolkit", "python", "source", "engine"]
+Group = Literal["base", "build", "toolkit", "python", "headers", "source", "engine"]
 """base: the root file system; build: Debian packages only the build stages need; toolkit: CUDA wheels,
-unpacked into their own tree, or CANN installers; python: wheels of the environment; source: archives that are compiled;
-engine: the embedded engine."""
+unpacked into their own tree, or CANN installers; python: wheels of the environment; headers: CUDA wheels of which the
+image takes the headers only; source: archives that are compiled; engine: the embedded engine."""
+
+COMPILED_WITH: tuple[Group, ...] = ("base", "build", "toolkit", "python")
+"""What compilers, and what they compile against, come from."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WORDS = ("yes", "no", "y", "n", "true", "false", "null", "on", "off")

@@ -14,13 +14,14 @@ from typing import Any
 
 import jinja2
 
+from cleanroom import jit
 from cleanroom.arch import Arch, torch_arch_list
 from cleanroom.base import Base
 from cleanroom.component import Component, Variable
 from cleanroom.envs import Envs
 from cleanroom.errors import LockError, RenderDrift
 from cleanroom.files import write_atomically
-from cleanroom.lock import Entry, Lock
+from cleanroom.lock import COMPILED_WITH, Entry, Lock
 from cleanroom.project import IN_CONTAINER, TEMPLATES
 from cleanroom.target import Target, ToolkitKind
 
@@ -128,8 +129,11 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
         torch_arch_list=torch_list(target.architectures),
         architectures=target.architecture_names,
         image_name=image_name(target, base),
+        jit=bool(jit.probes(envs.jit, target)),
     )
     files = {"Dockerfile": squeeze(dockerfile)}
+    if jit.probes(envs.jit, target):
+        files["jit.json"] = jit.request(envs.jit, target)
     files |= {f"components/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in specifications}
     files |= {f"tiers/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in tiers}
     return Rendered(lock.name, files)
@@ -201,7 +205,7 @@ def in_container(variables: Sequence[Variable]) -> list[Variable]:
 
 def resume_key(body: Mapping[str, Any], lock: Lock) -> str:
     """Names the folder of objects that an interrupted build may take up again: one for one exact set of inputs."""
-    inputs = [e.sha256 for e in lock.group("base", "build", "toolkit", "python")]
+    inputs = [e.sha256 for e in lock.group(*COMPILED_WITH)]
     scripts = [(IN_CONTAINER / name).read_text() for name in BUILD_SCRIPTS]  # they set flags, paths and times
     return hashlib.sha256(json.dumps([body, inputs, lock.epoch, scripts], sort_keys=True).encode()).hexdigest()[:32]
 

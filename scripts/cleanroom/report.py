@@ -7,6 +7,7 @@ what was built. Levels are computed from those, never declared. Nothing here ask
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -104,6 +105,21 @@ class Capability:
 
 
 @dataclass(frozen=True)
+class AtRunTime:
+    """Kernels that one component compiles at run time, as compiled in the image for one architecture."""
+
+    title: str
+    architecture: str
+    families: int
+    counts: Mapping[str, int]
+    surprises: int
+
+    @property
+    def kernels(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
 class Named:
     """A file that went in or came out. `linked`: it is in the folder that the report is written to."""
 
@@ -143,6 +159,20 @@ class Report:
         """Findings that fail the target by themselves: not those about a component that did not build."""
         failed = {c.name for c in self.record.failed}
         return tuple(f for f in _failing_findings(self.evidence) if f.component not in failed)
+
+    @property
+    def at_run_time(self) -> tuple[AtRunTime, ...]:
+        """By component and architecture, in the order of the record; empty where nothing of the kind was compiled."""
+        results = self.evidence.jit.results if self.evidence and self.evidence.jit else ()
+        rows = []
+        for component in self.record.components:
+            mine = [r for r in results if r.component == component.name]
+            for architecture in dict.fromkeys(r.architecture for r in mine):
+                these = [r for r in mine if r.architecture == architecture]
+                counts = Counter[str](r.outcome for r in these)
+                surprises = sum(not r.as_expected for r in these)
+                rows.append(AtRunTime(component.title, architecture, len({r.family for r in these}), counts, surprises))
+        return tuple(rows)
 
     @property
     def lists(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

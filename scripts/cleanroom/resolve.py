@@ -32,7 +32,7 @@ from cleanroom.component import Component
 from cleanroom.console import Console
 from cleanroom.envs import Envs
 from cleanroom.errors import IntegrityError, LockError, ResolveError
-from cleanroom.lock import Entry, Group, Kind, Lock, lock_path, read_lock
+from cleanroom.lock import COMPILED_WITH, Entry, Group, Kind, Lock, lock_path, read_lock
 from cleanroom.project import REPOSITORY, Project
 from cleanroom.sources import Source, Unreachable
 from cleanroom.sources.apt import Package, PrivateApt, open_private_apt
@@ -76,7 +76,7 @@ def resolve(
         examined = {_source(envs.component(name), base, index, project) for name in target.examined}
         debian, debian_notes = _debian(target, base, components, scratch / "apt", console)
         python = _Python(target, base, components, index, scratch)
-        toolkit = installers or python.toolkit(console)
+        toolkit = installers or (*python.toolkit(console), *python.headers())
         files = _requirements_files(components, sources, index, project, store, console)
         environment, python_notes = python.environment(files, console)
     lock = Lock(
@@ -120,17 +120,17 @@ def _engine_inputs() -> str:
 
 
 def _same_or_new(lock: Lock, path: Path) -> Lock:
-    """With the epoch of a lock that has the very same entries, its own earlier one first, if there is any.
+    """With the epoch of a lock that compiles with the very same, its own earlier one first, if there is any.
 
-    The time of resolving is in every file time of base and environment: targets that share all inputs share it too, and
-    with it base, environment and the engine's layers, byte for byte.
+    The time of resolving is in every file time of base and environment: targets that share what those are made of share
+    it too, and with it base, environment and the engine's layers, byte for byte.
     """
     for known in (path, *sorted(path.parent.glob("*.lock"))):
         try:
             present = read_lock(known)
         except LockError:
             continue
-        if sorted(present.entries) == sorted(lock.entries):
+        if present.entries and present.group(*COMPILED_WITH) == lock.group(*COMPILED_WITH):
             return replace(lock, epoch=present.epoch)
     return lock
 
@@ -401,8 +401,15 @@ class _Python:
         if self.target.toolkit.kind != "cuda-wheels":
             return ()
         console.info(f"  {self.target.toolkit.version} toolkit")
-        pins = [package.partition("==")[::2] for package in self.target.toolkit.packages]
-        return self._wheels("toolkit", {canonicalize_name(n): v for n, v in pins}, {}, self.target.toolkit.packages)
+        return self._pinned("toolkit", self.target.toolkit.packages)
+
+    def headers(self) -> tuple[Entry, ...]:
+        """The wheels of which the image takes the headers."""
+        return self._pinned("headers", self.target.toolkit.headers)
+
+    def _pinned(self, group: Group, packages: Sequence[str]) -> tuple[Entry, ...]:
+        pins = [package.partition("==")[::2] for package in packages]
+        return self._wheels(group, {canonicalize_name(n): v for n, v in pins}, {}, packages)
 
     def environment(self, files: Mapping[str, Mapping[str, str]], console: Console) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
         """The environment's wheels, and what must be known about how they were chosen."""

@@ -19,14 +19,19 @@ _STATUS_COLOURS = {"failed": "bold red", "not attempted": "yellow", "reused": "g
 ONLY_COMPILED = "A build proves that the locked inputs compile in a clean container. It proves nothing about results or speed."
 
 
-def summarise(record: Record, console: Console, *, out: Path) -> None:
-    """Show a record to people; with --json, say the verdict and where the record is. `out`: the folder that holds it."""
+def summarise(record: Record, console: Console, *, out: Path, published: str) -> None:
+    """Show a record to people; with --json, say the verdict and where the record is. `out`: the folder that holds it.
+
+    `published`: how it compares with what is published, as one sentence.
+    """
     if console.json:
         components = {c.name: c.status for c in record.components}
-        console.result({"verdict": record.verdict, "components": components, "record": str(out / "record.json")})
+        place = str(out / "record.json")
+        console.result({"verdict": record.verdict, "components": components, "record": place, "published": published})
         return
     for part in render(record, out):
         console.show(part)
+    console.show(Text(published))
 
 
 def render(record: Record, out: Path) -> Iterator[RenderableType]:

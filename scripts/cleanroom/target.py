@@ -19,14 +19,16 @@ ToolkitKind = Literal["cann-installers", "cuda-wheels"]
 class Toolkit:
     """The device compiler: which kind, which release ("13.3"), and what it is made of.
 
-    `packages`: pins of wheels, or names of installers in envs/cann.yaml. The rest is for toolkits that bring their own
-    needs: the chip (`soc`) and its architecture, Debian packages, Python requirements, and the variables of the
-    image (`environment`) and of builds only (`build_environment`).
+    `packages`: pins of wheels, or names of installers in envs/cann.yaml. `headers`: pins of wheels of which kernels that
+    are compiled at run time need the headers, and no build does. The rest is for toolkits that bring their own needs:
+    the chip (`soc`) and its architecture, Debian packages, Python requirements, and the variables of the image
+    (`environment`) and of builds only (`build_environment`).
     """
 
     kind: ToolkitKind
     version: str
     packages: tuple[str, ...]
+    headers: tuple[str, ...] = ()
     soc: str = ""
     npu_arch: str = ""
     system: tuple[str, ...] = ()

@@ -64,7 +64,8 @@ def verify(job: Job, options: Options, store: Store, console: Console) -> Verifi
     refuse_other_inputs(job, first)
     started, clock = datetime.now(UTC), time.monotonic()
     names = components_to_build(first, options.components)
-    again = building.Options(names, keep_going=True, image=options.image and first.image is not None and not options.components)
+    image = options.image and first.image is not None and not options.components
+    again = building.Options(names, keep_going=True, image=image, jit=False)
     jobs = options.jobs or other_jobs(job, names, first)
     for warning in job.warnings:
         console.warn(warning)

@@ -2,17 +2,19 @@
 
 The wheels unpack to nvidia/cu<major>/{bin,include,lib,nvvm}, the same folder that torch's CUDA libraries of another
 release use; kept apart they cannot overwrite one another. Compilers and build scripts also expect links and a driver
-stub that no wheel carries.
+stub that no wheel carries. Run again on a tree that is there, with --headers, it adds the headers of further wheels.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from file_times import settle
@@ -25,25 +27,34 @@ NO_DEVICE = 100
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wheels", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--wheels", type=Path)
+    what.add_argument("--headers", type=Path, help="wheels of which to add the headers to a tree that is there")
     parser.add_argument("--into", type=Path, required=True)
-    parser.add_argument("--triple", required=True, help="x86_64-linux or sbsa-linux")
+    parser.add_argument("--triple", default="", help="x86_64-linux or sbsa-linux; needed for a new tree")
     options = parser.parse_args()
+    folder = options.headers or options.wheels
     owners: dict[PurePosixPath, str] = {}
-    for wheel in sorted(options.wheels.glob("*.whl")):
-        unpack(wheel, options.into, owners)
+    for wheel in sorted(folder.glob("*.whl")):
+        unpack(wheel, options.into, owners, within="include" if options.headers else "")
     if not owners:
-        print(f"No toolkit files in {options.wheels}", file=sys.stderr)
+        print(f"No toolkit files in {folder}", file=sys.stderr)
         return 1
-    add_links(options.into, options.triple)
-    add_driver_stub(options.into)
-    settle(options.into)
+    if options.wheels:
+        add_links(options.into, options.triple)
+        add_driver_stub(options.into)
+        settle(options.into)
+    else:
+        settle_added(options.into, owners)
     print(f"{len(owners)} files of {len(set(owners.values()))} wheels in {options.into}")
     return 0
 
 
-def unpack(wheel: Path, into: Path, owners: dict[PurePosixPath, str]) -> None:
-    """Unpack what lies under nvidia/cu<major>/; two wheels that bring one path are an error, never a race."""
+def unpack(wheel: Path, into: Path, owners: dict[PurePosixPath, str], within: str = "") -> None:
+    """Unpack what lies under nvidia/cu<major>/, or only in the folder `within` of it.
+
+    Two wheels that bring one path are an error, never a race.
+    """
     with zipfile.ZipFile(wheel) as archive:
         for item in sorted(archive.infolist(), key=lambda item: item.filename):
             parts = PurePosixPath(item.filename).parts
@@ -52,6 +63,10 @@ def unpack(wheel: Path, into: Path, owners: dict[PurePosixPath, str]) -> None:
             if ".." in parts:
                 raise SystemExit(f"{wheel.name}: {item.filename} leaves its folder")
             path = PurePosixPath(*parts[2:])
+            if within and path.parts[0] != within:
+                continue
+            if path not in owners and (into / path).exists():
+                raise SystemExit(f"{path} of {wheel.name} is in {into} already")
             if path in owners and owners[path] != wheel.name:
                 raise SystemExit(f"{path} is brought by {owners[path]} and by {wheel.name}")
             owners[path] = wheel.name
@@ -61,6 +76,13 @@ def unpack(wheel: Path, into: Path, owners: dict[PurePosixPath, str]) -> None:
                 shutil.copyfileobj(source, sink)
             executable = str(path.parent) in EXECUTABLE_FOLDERS and path.suffix != ".profile"
             destination.chmod(0o755 if executable else 0o644)
+
+
+def settle_added(root: Path, added: Iterable[PurePosixPath]) -> None:
+    """Set the times of these files and the folders above them. Touching others would copy the tree into one more layer."""
+    epoch = int(os.environ["SOURCE_DATE_EPOCH"])
+    for path in sorted({each for file in added for each in (file, *file.parents)}, reverse=True):
+        os.utime(root / path, (epoch, epoch))
 
 
 def add_links(root: Path, triple: str) -> None:

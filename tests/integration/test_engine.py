@@ -14,7 +14,7 @@ import pytest
 from cleanroom import engine as engine_module
 from cleanroom.bootstrap import Layout, base_layout, engine_root
 from cleanroom.console import Console
-from cleanroom.embedded import PREFIX, embedded_engine
+from cleanroom.embedded import PREFIX, USUAL, embedded_engine
 from cleanroom.engine import BuildRequest, Engine, LocalOutput, OciOutput, StepEvent, StepFailed, engine_lock, open_engine
 from cleanroom.errors import EngineError
 from cleanroom.fetch import fetch
@@ -295,13 +295,13 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from cleanroom.console import Console
-from cleanroom.embedded import embedded_engine
+from cleanroom.embedded import USUAL, embedded_engine
 from cleanroom.engine import BuildRequest, _embedded_engine
 from cleanroom.store import Store
 
 root, state, context, base, target = sys.argv[1:]
 context = Path(context)
-with _embedded_engine(Path(root), Path(state), Store.default(), Console(), fresh=True) as engine:
+with _embedded_engine(Path(root), Path(state), Store.default(), Console(), USUAL, fresh=True) as engine:
     print("address", engine._environment["DOCKER_HOST"], flush=True)
     secrets = {"jobs": context / "jobs"}
     wanted = BuildRequest(context / "Dockerfile", context / "empty", target, 1764000000, {"tiny": base}, secrets)
@@ -393,7 +393,7 @@ def test_a_daemon_that_cannot_start_is_quoted(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_daemon_that_dies_during_a_build_is_named(root: Path, tiny: Layout, context: Path, store: Store, tmp_path: Path) -> None:
-    with engine_module._embedded_engine(root, tmp_path, store, Console(), fresh=True) as engine:
+    with engine_module._embedded_engine(root, tmp_path, store, Console(), USUAL, fresh=True) as engine:
         name = name_of(engine._environment["DOCKER_HOST"])
         (daemon,) = (pid for pid in processes_of(name) if Path(f"/proc/{pid}/comm").read_text() == "dockerd\n")
 

@@ -40,7 +40,7 @@ def test_resolving_again_gives_the_same_lock_and_a_machine_can_fetch_it(fixture_
     first = lock_fixture(fixture_project, store)
     path = tmp_path / "fixture-debian13.lock"
     write_lock(path, first)
-    assert read_lock(path) == first
+    assert read_lock(path).content == first.content
     again = lock_fixture(fixture_project, store)
     assert (again.entries, again.notes, again.inputs) == (first.entries, first.notes, first.inputs)
     assert {e.name for e in first.group("base")} > {"libc6", "apt", "g++-14", "python3.13", "perl-base"}

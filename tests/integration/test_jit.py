@@ -20,6 +20,7 @@ from cleanroom.jit import JitComponent, JitReport, read_jit, read_report, reques
 from cleanroom.lock import lock_path, read_lock
 from cleanroom.project import Project
 from cleanroom.store import Store
+from cleanroom.strict_yaml import Mistakes
 
 pytestmark = pytest.mark.integration
 
@@ -109,7 +110,7 @@ def write_toy(place: Path) -> None:
 def read_toy(place: Path, envs: Envs) -> tuple[JitComponent, ...]:
     (place / "jit").mkdir(parents=True)
     (place / "jit" / "vectors.yaml").write_text(JIT)
-    return read_jit(place, envs.components)
+    return read_jit(place, "envs", envs.components, Mistakes())
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,13 @@ def wheel(folder: Path, name: str, *files: str) -> None:
 
 
 def assemble(folder: Path, triple: str = "x86_64-linux") -> subprocess.CompletedProcess[str]:
-    script = IN_CONTAINER / "assemble_toolkit.py"
-    command: list[str | Path] = [sys.executable, script, "--wheels", folder / "wheels", "--into", folder / "cuda"]
+    return call(folder, "--wheels", folder / "wheels", "--triple", triple)
+
+
+def call(folder: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, IN_CONTAINER / "assemble_toolkit.py", "--into", folder / "cuda", *options]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([*command, "--triple", triple], env=environment, check=False, capture_output=True, text=True)
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -143,3 +146,27 @@ def test_every_time_is_the_epoch(place: Path) -> None:
     assemble(place)
     root = place / "cuda"
     assert {os.lstat(path).st_mtime_ns for path in [root, *root.rglob("*")]} == {EPOCH * 10**9}
+
+
+def test_headers_that_are_added_bring_nothing_else_and_touch_nothing_else(place: Path) -> None:
+    assert assemble(place).returncode == 0
+    before = {path: path.lstat().st_ctime_ns for path in (place / "cuda").rglob("*") if not path.is_dir()}
+    (place / "headers").mkdir()
+    wheel(place / "headers", "nvidia_curand", "nvidia/cu13/include/curand_kernel.h", "nvidia/cu13/lib/libcurand.so.10")
+    done = call(place, "--headers", place / "headers")
+    assert done.returncode == 0, done.stderr
+    after = {path: path.lstat().st_ctime_ns for path in (place / "cuda").rglob("*") if not path.is_dir()}
+    assert set(after) - set(before) == {place / "cuda/include/curand_kernel.h"}
+    assert {path: after[path] for path in before} == before
+    assert {path.stat().st_mtime for path in (place / "cuda/include/curand_kernel.h", place / "cuda/include", place / "cuda")} == {
+        EPOCH
+    }
+
+
+def test_a_header_that_the_toolkit_has_already_is_not_overwritten(place: Path) -> None:
+    assert assemble(place).returncode == 0
+    (place / "headers").mkdir()
+    wheel(place / "headers", "nvidia_other", "nvidia/cu13/include/cuda.h")
+    done = call(place, "--headers", place / "headers")
+    assert done.returncode == 1
+    assert "include/cuda.h of nvidia_other-13.3.73" in done.stderr

@@ -221,10 +221,10 @@ def test_evidence_is_read_back_as_it_was_written(envs: Envs, tmp_path: Path) -> 
     evidence = evidence_of(envs, built(tmp_path, {"a.so": binary("guards.so")}), "sm_100a", "sm_120a")
     write_evidence(tmp_path / "evidence.json", evidence)
     assert read_evidence(tmp_path / "evidence.json") == evidence
-    assert list(json.loads(dump_evidence(evidence))) == ["schema", "components", "findings"]
+    assert list(json.loads(dump_evidence(evidence))) == ["schema", "components", "findings", "jit"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": 2}', '{"schema": 1, "components": [], "findings": [{}]}'])
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', '{"schema": 2, "components": [], "findings": [{}], "jit": null}'])
 def test_evidence_that_is_damaged_or_of_another_schema_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "evidence.json").write_text(text)
     with pytest.raises(RecordError, match=r"evidence\.json"):

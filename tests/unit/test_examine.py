@@ -10,7 +10,8 @@ import pytest
 
 from cleanroom.envs import load_envs
 from cleanroom.evidence import Finding
-from cleanroom.examine import noted, settled
+from cleanroom.examine import at_run_time, noted, settled
+from cleanroom.jit import JitReport, JitResult, Outcome, Result
 from cleanroom.project import REPOSITORY
 from cleanroom.target import Accepted, Target
 
@@ -69,3 +70,45 @@ def test_notes_of_a_container_become_one_finding_for_each_kind(tmp_path: Path) -
         Finding("flashmla", "register spill", "degrades", "sm_100a sm100::run: 16 bytes (and 1 more)"),
         Finding("flashmla", "something else", "degrades", "something else: was dropped"),
     ]
+
+
+def compiled_in_image(outcome: Result, expected: Outcome, error: str = "") -> JitResult:
+    names = ("deepgemm", "impls/gate", "gate_impl", "", "sm_100a", "sm_100f")
+    return JitResult(*names, outcome, expected, "it has work to do", 1.0, 1.0, 9, 100, "", (), (error,) if error else ())
+
+
+def jit_report(
+    *results: JitResult, uncovered: tuple[str, ...] = (), gone: tuple[str, ...] = (), drift: tuple[str, ...] = ()
+) -> JitReport:
+    return JitReport(2, 60.0, results, uncovered, gone, drift, ())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "severity"),
+    [
+        ("refused", "compiled", "degrades"),
+        ("failed", "compiled", "degrades"),
+        ("stub", "compiled", "degrades"),
+        ("compiled", "refused", "note"),
+    ],
+)
+def test_a_run_time_kernel_that_is_not_as_expected_is_a_finding_and_a_better_one_a_note(
+    outcome: Result, expected: Outcome, severity: str
+) -> None:
+    (finding,) = at_run_time(jit_report(compiled_in_image(outcome, expected, "no curand_kernel.h")))
+    assert (finding.component, finding.kind, finding.severity) == ("deepgemm", "run-time kernel", severity)
+    assert (
+        f"impls/gate gate_impl for sm_100f: {outcome}, expected {expected} (it has work to do); no curand_kernel.h"
+        in finding.message
+    )
+
+
+def test_run_time_kernels_that_are_as_expected_are_no_findings() -> None:
+    assert not list(at_run_time(jit_report(compiled_in_image("compiled", "compiled"), compiled_in_image("refused", "refused"))))
+
+
+def test_a_family_that_our_list_lacks_costs_a_supported_target_its_verdict_and_one_that_is_gone_does_not(sm100: Target) -> None:
+    found = settled(
+        at_run_time(jit_report(uncovered=("deepep: impls/new (new_impl)",), gone=("deepep: impls/old",))), sm100, ["deepep"]
+    )
+    assert [(f.kind, f.severity) for f in found] == [("run-time kernels not tried", "fails"), ("run-time kernels gone", "note")]

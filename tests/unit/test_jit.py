@@ -15,6 +15,7 @@ from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, RecordError
 from cleanroom.jit import JitComponent, JitReport, probes, read_jit, read_report, request, summary
 from cleanroom.project import REPOSITORY
+from cleanroom.strict_yaml import Mistakes
 
 ENVS = REPOSITORY / "envs"
 SMALL = """
@@ -49,22 +50,25 @@ def envs() -> Envs:
 def read(tmp_path: Path, envs: Envs, text: str = SMALL) -> tuple[JitComponent, ...]:
     (tmp_path / "envs" / "jit").mkdir(parents=True, exist_ok=True)
     (tmp_path / "envs" / "jit" / "deepgemm.yaml").write_text(text)
-    return read_jit(tmp_path / "envs", envs.components)
+    mistakes = Mistakes()
+    found = read_jit(tmp_path / "envs", "envs", envs.components, mistakes)
+    mistakes.raise_if_any("envs")
+    return found
 
 
 @pytest.mark.parametrize("target", ["sm100", "sm103", "sm90", "sm120", "sm89"])
 def test_every_target_of_the_repository_has_probes_of_every_component_that_compiles_at_run_time(target: str, envs: Envs) -> None:
-    found = probes(read_jit(ENVS, envs.components), envs.target(target))
+    found = probes(envs.jit, envs.target(target))
     assert {probe.component for probe in found} == {"deepgemm", "deepep", "tilekernels", "deepinfer"}
     assert [probe.number for probe in found] == list(range(1, len(found) + 1))
 
 
 def test_on_supported_targets_nothing_but_success_is_expected(envs: Envs) -> None:
-    assert {probe.expected for probe in probes(read_jit(ENVS, envs.components), envs.target("sm100"))} == {"compiled"}
+    assert {probe.expected for probe in probes(envs.jit, envs.target("sm100"))} == {"compiled"}
 
 
 def test_no_family_is_both_probed_and_left_out(envs: Envs) -> None:
-    for component in read_jit(ENVS, envs.components):
+    for component in envs.jit:
         names = [family.name for family in component.families]
         assert len(names) == len(set(names))
         assert not set(names) & set(component.unused)
@@ -113,7 +117,7 @@ def test_mistakes_are_named_with_their_place(wrong: str, right: str, complaint: 
 
 
 def test_a_project_without_such_files_has_no_such_components(tmp_path: Path, envs: Envs) -> None:
-    assert read_jit(tmp_path, envs.components) == ()
+    assert read_jit(tmp_path, "envs", envs.components, Mistakes()) == ()
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------

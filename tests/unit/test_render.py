@@ -19,6 +19,7 @@ from cleanroom.base import Base
 from cleanroom.component import Component, Provided, Substitution, Variable
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import LockError, RenderDrift
+from cleanroom.jit import probes
 from cleanroom.lock import Lock
 from cleanroom.project import IN_CONTAINER, REPOSITORY
 from cleanroom.render import Rendered, check, image_name, render, specification, squeeze, write
@@ -146,13 +147,13 @@ def test_every_script_and_specification_that_is_mounted_exists(rendered: Rendere
     scripts = set(re.findall(r"from=scripts,source=([^,]+)", dockerfile))
     assert {"build_component.py", "compile_launcher.py", "probe.py"} <= scripts
     assert {script for script in scripts if not (IN_CONTAINER / script).is_file()} == set()
-    specifications = set(re.findall(r"source=(components/[^,]+)", dockerfile))
+    specifications = set(re.findall(r"bind,source=([^,]+)", dockerfile))
     assert specifications == set(rendered.files) - {"Dockerfile"}
 
 
 def test_every_component_has_a_stage_for_its_artifacts_and_is_probed(rendered: Rendered) -> None:
     for path, text in rendered.files.items():
-        if path != "Dockerfile":
+        if path.startswith("components/"):
             body = json.loads(text)
             assert f"FROM scratch AS artifacts-{body['name']}\n" in rendered.files["Dockerfile"]
             for module in body["modules"]:
@@ -183,7 +184,7 @@ def test_an_official_image_is_taken_by_its_digest(envs: Envs) -> None:
 
 def test_the_architecture_list_is_set_for_every_component_so_that_an_inherited_one_never_decides(rendered: Rendered) -> None:
     for path, text in rendered.files.items():
-        if path != "Dockerfile":
+        if path.startswith("components/"):
             first = json.loads(text)["environment"][0]
             assert first["name"] == "TORCH_CUDA_ARCH_LIST"
             assert first["value"].split(";")[0] == "10.0a"
@@ -292,6 +293,28 @@ def test_labels_say_what_the_image_was_made_of(rendered: Rendered, fixture_envs:
     for label in ('cleanroom.target="fixture"', 'cleanroom.architectures="sm_100a"', f'cleanroom.lock="{lock().content}"'):
         assert label in dockerfile
     assert "not run on a GPU" in rendered.files["Dockerfile"]
+
+
+def test_kernels_compiled_at_run_time_are_compiled_in_the_image_where_a_component_has_any(fixture_envs: Envs, envs: Envs) -> None:
+    target = envs.target("sm100")
+    made = render(envs, target, envs.base("debian13"), whole_lock(envs, target))
+    (asked,) = (text for text in instructions(made.files["Dockerfile"]) if "jit_probe.py" in text)
+    assert "source=jit.json," in asked
+    assert "FROM runtime AS jit-runtime" in made.files["Dockerfile"]
+    assert len(json.loads(made.files["jit.json"])["probes"]) == len(probes(envs.jit, target))
+    assert "jit.json" not in rendered_fixture(fixture_envs).files
+    assert "jit" not in rendered_fixture(fixture_envs).files["Dockerfile"]
+
+
+def test_headers_for_the_run_time_are_in_the_image_and_in_no_build(envs: Envs) -> None:
+    target = envs.target("sm100")
+    whole = whole_lock(envs, target)
+    header = replace(whole.group("toolkit")[0], group="headers", name="nvidia-curand")
+    with_headers = replace(whole, entries=(*whole.entries, header))
+    made = [render(envs, target, envs.base("debian13"), each) for each in (whole, with_headers)]
+    assert ["from=locked-headers" in each.files["Dockerfile"] for each in made] == [False, True]
+    keys = [{json.loads(t)["resume_key"] for path, t in each.files.items() if path.startswith("components/")} for each in made]
+    assert keys[0] == keys[1]
 
 
 # Drift

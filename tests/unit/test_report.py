@@ -162,6 +162,13 @@ def test_the_levels_that_nobody_looked_at_are_not_called_missed() -> None:
     assert states == ["not verified"] * 5 + ["verdict"]
 
 
+def test_kernels_compiled_at_run_time_are_counted_by_component_and_architecture() -> None:
+    (row,) = report_of(record(), None, evidence()).at_run_time
+    assert (row.architecture, row.families, row.kernels, row.surprises) == ("sm_100f", 1, 2, 1)
+    assert (row.counts["compiled"], row.counts["stub"], row.counts["refused"]) == (1, 1, 0)
+    assert report_of(record(), None, evidence(jit=None)).at_run_time == ()
+
+
 def test_a_failed_or_incomplete_build_is_never_raised_by_a_second_one() -> None:
     partial = record(verdict="incomplete", components=(component("deepep", "2.5.0"), not_attempted("deepinfer", "0.1.0")))
     compared = verification(partial, components=verification(partial).components[:1])

@@ -34,12 +34,13 @@ partial = record(
     deviations=(),
     missing_modules=(),
 )
+PUBLISHED = "Nothing is published for this lock yet."
 CASES = {"builds": record(), "fails": failed_record(), "does-not-import": broken, "incomplete": partial}
 
 
 def shown(made: Record, out: Path = OUT) -> str:
     stream = io.StringIO()
-    summarise(made, Console(stream=stream), out=out)
+    summarise(made, Console(stream=stream), out=out, published=PUBLISHED)
     return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
 
 
@@ -75,7 +76,7 @@ def test_a_folder_elsewhere_is_shown_whole(tmp_path: Path) -> None:
 
 def test_json_says_the_verdict_and_where_the_record_is() -> None:
     stream, events = io.StringIO(), io.StringIO()
-    summarise(failed_record(), Console(json=True, stream=stream, events=events), out=OUT)
+    summarise(failed_record(), Console(json=True, stream=stream, events=events), out=OUT, published=PUBLISHED)
     assert stream.getvalue() == ""
     assert json.loads(events.getvalue()) == {
         "event": "result",
@@ -83,5 +84,6 @@ def test_json_says_the_verdict_and_where_the_record_is() -> None:
             "verdict": "fails",
             "components": {"deepgemm": "failed", "deepep": "reused", "deepinfer": "not attempted"},
             "record": "out/sm100/record.json",
+            "published": PUBLISHED,
         },
     }

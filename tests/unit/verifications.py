@@ -7,6 +7,7 @@ from dataclasses import replace
 from records import record
 
 from cleanroom.evidence import ComponentEvidence, Evidence, Finding, LibraryEvidence
+from cleanroom.jit import JitReport, JitResult, Result
 from cleanroom.record import Record
 from cleanroom.verification import ComponentVerification, Condition, Difference, Verification
 
@@ -61,6 +62,12 @@ def differing() -> Verification:
     )
 
 
+def jit_result(kernel: str, outcome: Result) -> JitResult:
+    """One kernel of deepep, compiled in the image; it has work to do, so that anything but `compiled` is a surprise."""
+    names = ("deepep", "impls/ep", kernel, "", "sm_100a", "sm_100f")
+    return JitResult(*names, outcome, "compiled", "it has work to do", 9.5, 8.1, 900, 48000, "ab" * 32, ("nvcc", "kernel.cu"), ())
+
+
 def evidence(**changes: object) -> Evidence:
     """What the binaries hold: sm_100a code in deepep, none in deepinfer; what is missing was accepted."""
     runs = {"9.0": "does not run", "10.0": "runs", "12.0": "does not run"}
@@ -71,6 +78,7 @@ def evidence(**changes: object) -> Evidence:
             ComponentEvidence("deepinfer", (), (), (), (), dict.fromkeys(runs, "no device code")),
         ),
         findings=(Finding("deepinfer", "missing module", "degrades", "deep_select is provided by nothing"),),
+        jit=JitReport(2, 60.0, (jit_result("dispatch_impl", "compiled"), jit_result("combine_impl", "stub")), (), (), (), ()),
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
