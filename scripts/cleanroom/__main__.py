@@ -227,7 +227,7 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     evidence = read_evidence(job.out / "evidence.json")
     write_report(job.out, record, verification_of(job.out), evidence)
     _, comparison = compare(record, read_published(published_path(lock_path(project.root, job.lock.name))))
-    summarise(record, console, out=job.out, published=comparison)
+    summarise(record, console, out=job.out, published=comparison, surveys=evidence.surveys)
     building.raise_for(record, evidence)
     return 0
 

@@ -44,7 +44,7 @@ from cleanroom.evidence import Evidence, write_evidence
 from cleanroom.examine import examine
 from cleanroom.failures import MARK, Failure, classify
 from cleanroom.files import sha256_of, write_atomically
-from cleanroom.jit import probes, read_report
+from cleanroom.jit import read_report
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.prerequisites import assess, deviations
 from cleanroom.project import Project
@@ -67,6 +67,7 @@ from cleanroom.record import (
 )
 from cleanroom.resources import Resources, cores_here, memory_here, plan
 from cleanroom.store import Store
+from cleanroom.survey import read_survey
 from cleanroom.target import Target
 
 IMAGE_FILE = "image.oci.tar"
@@ -106,9 +107,17 @@ class Job:
     warnings: tuple[str, ...]
 
     @property
-    def probes(self) -> bool:
-        """Whether any component compiles kernels at run time."""
-        return bool(probes(self.envs.jit, self.target))
+    def probed_with(self) -> tuple[str, ...]:
+        """The components that must be there before kernels compiled at run time can be tried; none where there are none."""
+        return rendering.probed_with(self.envs, self.target)
+
+    def surveyed(self, component: str) -> bool:
+        """Whether there is a stage that tries every unit of a component that does not build."""
+        return rendering.surveyed(self.envs.component(component), self.target)
+
+    def survey_of(self, component: str) -> Path:
+        """Where such a stage's results are put."""
+        return self.out / "components" / component / "survey"
 
 
 @dataclass
@@ -189,13 +198,14 @@ def build_on(
     with store.scratch("resources") as folder:
         secret = folder / "resources.json"
         write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
-        image, probe = Work(job, engine, places, secret, console).run(select(job, options), outcomes, options)
+        made = Work(job, engine, places, secret, console).run(select(job, options), outcomes, options)
     console.info("Examining what was built")
     wheels = {o.name: job.out / "components" / o.name / o.result["wheel"] for o in outcomes.values() if o.result}
-    compiled_in_image = read_report(job.out / "jit", job.envs.jit, job.target) if image and job.probes and options.jit else None
-    evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, compiled_in_image, store)
+    jit = read_report(job.out / "jit", job.envs.jit, job.target) if made.jit else None
+    surveys = tuple(read_survey(job.survey_of(name), name) for name in made.surveyed)
+    evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, store, jit=jit, surveys=surveys)
     write_evidence(job.out / "evidence.json", evidence)
-    record = to_record(job, engine.info, resources, outcomes, evidence, image, probe, started, time.monotonic() - clock)
+    record = to_record(job, engine.info, resources, outcomes, evidence, made.image, made.probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)
     return record
 
@@ -283,6 +293,16 @@ def refuse_without_registry(job: Job, engine: Engine) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Made:
+    """What the steps after the components came to. `jit`: kernels compiled at run time were tried; `surveyed`: components."""
+
+    image: Image | None
+    probe: Mapping[str, Any]
+    jit: bool
+    surveyed: tuple[str, ...]
+
+
 @dataclass
 class Work:
     """The running part of a build: steps on the engine, shown while they run, their logs kept."""
@@ -293,25 +313,28 @@ class Work:
     secret: Path
     console: Console
 
-    def run(
-        self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options
-    ) -> tuple[Image | None, Mapping[str, Any]]:
-        """Environment first, then the components side by side, then image and probe if everything is there."""
-        whole = is_whole(self.job, options)
-        with self.console.steps(
-            f"Building {self.job.rendered.name}", 1 + len(selected) + whole * (2 + (self.job.probes and options.jit))
-        ) as view:
+    def run(self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options) -> Made:
+        """Environment first, then the components side by side, then what can be made of those that are there."""
+        with self.console.steps(f"Building {self.job.rendered.name}", 1 + len(selected)) as view:
             self.step(view, "environment", "build-environment", None)
-            self.components(view, selected, outcomes, keep_going=options.keep_going)
-            if not whole or any(outcomes[name].status not in ("built", "reused") for name in selected):
-                return None, {}
-            self.step(view, "probe", "probe", LocalOutput(self.job.out / "probe"))
-            if self.job.probes and options.jit:
+            self.components(view, selected, outcomes, keep_going=options.keep_going or self.job.target.status != "supported")
+            there = {name for name in selected if outcomes[name].status in ("built", "reused")}
+            failed = tuple(name for name in selected if outcomes[name].status == "failed" and self.job.surveyed(name))
+            compiles = options.jit and bool(self.job.probed_with) and there.issuperset(self.job.probed_with)
+            whole = is_whole(self.job, options) and len(there) == len(selected)
+            view.expect(1 + len(selected) + len(failed) + compiles + 2 * whole)
+            for name in failed:
+                self.step(view, f"survey of {name}", f"survey-{name}", LocalOutput(self.job.survey_of(name)))
+            if whole:
+                self.step(view, "probe", "probe", LocalOutput(self.job.out / "probe"))
+            if compiles:
                 self.step(view, "jit", "jit", LocalOutput(self.job.out / "jit"))
+            if not whole:
+                return Made(None, {}, compiles, failed)
             probe = json.loads((self.job.out / "probe" / "probe.json").read_text())
             done = self.step(view, "image", "runtime", OciOutput(self.job.out / IMAGE_FILE, IMAGE_COMPRESSION))
             size = (self.job.out / IMAGE_FILE).stat().st_size
-            return Image(IMAGE_FILE, done.digest, size, IMAGE_COMPRESSION), probe
+            return Made(Image(IMAGE_FILE, done.digest, size, IMAGE_COMPRESSION), probe, compiles, failed)
 
     def components(self, view: StepView, selected: Sequence[str], outcomes: Mapping[str, Outcome], *, keep_going: bool) -> None:
         """All at once: what bounds the load is the number of compile slots that they share."""

@@ -27,6 +27,7 @@ from cleanroom.errors import IntegrityError, RecordError
 from cleanroom.files import write_atomically
 from cleanroom.jit import JitReport
 from cleanroom.strict_json import dump_document, parse_document
+from cleanroom.survey import Survey
 
 SCHEMA = 2
 
@@ -82,12 +83,14 @@ class ComponentEvidence:
 class Evidence:
     """Of all components of a target, with everything that is worth telling.
 
-    `jit`: kernels that are compiled at run time, compiled in the image; None where there was no image, or no such kernel.
+    `jit`: kernels that are compiled at run time, compiled as the image would; None where they could not be tried, or there
+    are none. `surveys`: of components that did not build, what became of every translation unit.
     """
 
     components: tuple[ComponentEvidence, ...]
     findings: tuple[Finding, ...]
     jit: JitReport | None = None
+    surveys: tuple[Survey, ...] = ()
     schema: int = SCHEMA
 
 

@@ -20,6 +20,7 @@ from cleanroom.jit import JitReport
 from cleanroom.lock import Lock
 from cleanroom.project import Project
 from cleanroom.store import Store
+from cleanroom.survey import Survey
 from cleanroom.target import Target
 
 RUN_TIME_KERNEL = "run-time kernel"
@@ -37,8 +38,10 @@ def examine(
     lock: Lock,
     out: Path,
     wheels: Mapping[str, Path],
-    compiled_in_image: JitReport | None,
     store: Store,
+    *,
+    jit: JitReport | None = None,
+    surveys: tuple[Survey, ...] = (),
 ) -> Evidence:
     """Read what was built, by component, in the folder `out` of the target. Raises RecordError for a damaged note."""
     asked = {name: tuple(map(str, target.architectures_of(name))) for name in wheels if architectures_matter(envs, name)}
@@ -59,10 +62,10 @@ def examine(
         *hygiene.examine(wheels, place, rules),
         *hygiene.unresolved(wheels, providers, rules),
         *noted(folder, wheels),
-        *(at_run_time(compiled_in_image) if compiled_in_image else ()),
+        *(at_run_time(jit) if jit else ()),
         *(Finding(p.component, p.kind, p.severity, p.message) for p in problems if p.component in wheels),
     )
-    return replace(gathered, findings=settled(found, target, wheels), jit=compiled_in_image)
+    return replace(gathered, findings=settled(found, target, wheels), jit=jit, surveys=surveys)
 
 
 def at_run_time(report: JitReport) -> Iterator[Finding]:

@@ -90,8 +90,8 @@ def group(log: str) -> tuple[tuple[Failure, int], ...]:
     roots = [f for f in found if f.weight <= 1] or [f for f in found if f.weight == 2] or found
     counted: dict[tuple[str, str], tuple[Failure, int]] = {}
     for each in roots:
-        failure, count = counted.get(_cause(each.failure), (each.failure, 0))
-        counted[_cause(each.failure)] = (failure, count + 1)
+        failure, count = counted.get(cause(each.failure), (each.failure, 0))
+        counted[cause(each.failure)] = (failure, count + 1)
     return tuple(counted.values()) or ((classify(log), 1),)
 
 
@@ -317,7 +317,7 @@ def _hint(kind: Kind, message: str) -> str:
     return next((hint for of, pattern, hint in HINTS if of == kind and re.search(pattern, message)), "")
 
 
-def _cause(failure: Failure) -> tuple[str, str]:
+def cause(failure: Failure) -> tuple[str, str]:
     """What makes two failures the same one: kind and message, whatever the place; temporary names and addresses aside."""
     return failure.kind, _FLEETING.sub("#", failure.message)
 

@@ -38,6 +38,7 @@ SDK = "/opt/torch-npu-sdk"
 SDK_IS_ENOUGH = ("deepinfer",)
 """Components of which torch-npu's headers and libraries are enough to compile and link, without CANN."""
 BUILD_SCRIPTS = ("build_component.py", "compile_launcher.py", "file_times.py")
+SURVEY_SCRIPTS = ("keep_going.py", "survey.py")
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,14 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
         machine=MACHINES[target.platform],
         toolkit_environment=in_container(target.toolkit.environment),
         probe_environment=[v for v in in_container(target.toolkit.build_environment) if v.name != "PATH"],
-        components=[for_template(s) for s in specifications],
+        components=[for_template(s, surveyed=surveyed(envs.component(s["name"]), target)) for s in specifications],
         torch_arch_list=torch_list(target.architectures),
         architectures=target.architecture_names,
         image_name=image_name(target, base),
-        jit=bool(jit.probes(envs.jit, target)),
+        jit={
+            "components": [for_template(s) for s in specifications if s["name"] in probed_with(envs, target)],
+            "apart": not image_expected(target),
+        },
     )
     files = {"Dockerfile": squeeze(dockerfile)}
     if jit.probes(envs.jit, target):
@@ -137,6 +141,22 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
     files |= {f"components/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in specifications}
     files |= {f"tiers/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in tiers}
     return Rendered(lock.name, files)
+
+
+def surveyed(component: Component, target: Target) -> bool:
+    """Whether a component that does not build is then tried unit by unit: in an experiment, to know which of them refuse."""
+    return target.status != "supported" and component.architecture.decided == "build"
+
+
+def image_expected(target: Target) -> bool:
+    """Whether every component is expected to build, so that there can be an image."""
+    return all(expectation.outcome != "refuses" for expectation in target.expected)
+
+
+def probed_with(envs: Envs, target: Target) -> tuple[str, ...]:
+    """The components that kernels compiled at run time are compiled with: all of the image, else those they belong to."""
+    used = dict.fromkeys(probe.component for probe in jit.probes(envs.jit, target))
+    return tuple(s.component for s in target.components) if used and image_expected(target) else tuple(used)
 
 
 def torch_list(archs: Sequence[Arch]) -> str:
@@ -155,7 +175,7 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
     asked = target.architectures_of(component.name)
     source = source_of(component, lock)
     rule = component.architecture
-    changed = rule.decided == "build" and rule.default and set(asked) != set(rule.default)
+    changed = rule.decided == "build" and asked and rule.default and set(asked) != set(rule.default)
     placeholders = {
         "{version}": component.source.version,
         "{torch_arch_list}": torch_list(asked),
@@ -227,9 +247,13 @@ def fill(text: str, placeholders: Mapping[str, str]) -> str:
     return text
 
 
-def for_template(spec: dict[str, Any]) -> dict[str, Any]:
-    scripts = sorted({*BUILD_SCRIPTS, *(p["origin"] for p in spec["provides"])})
-    return {**spec, "scripts": scripts}
+def for_template(spec: dict[str, Any], *, surveyed: bool = False) -> dict[str, Any]:
+    """What a template needs of a component. `surveyed`: with a stage that goes on where a build stops."""
+    name, scripts = spec["name"], {*BUILD_SCRIPTS, *(p["origin"] for p in spec["provides"])}
+    build = {"makes": f"build-{name}", "brings": f"artifacts-{name}", "script": "build_component.py"}
+    survey = {"makes": f"made-survey-{name}", "brings": f"survey-{name}", "script": "survey.py"}
+    stages = [{**build, "scripts": sorted(scripts)}, {**survey, "scripts": sorted({*scripts, *SURVEY_SCRIPTS})}]
+    return {**spec, "scripts": sorted(scripts), "stages": stages if surveyed else stages[:1]}
 
 
 def squeeze(text: str) -> str:

@@ -26,6 +26,8 @@ from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
 from cleanroom.project import Project
 from cleanroom.record import ComponentResult, Level, Record
 from cleanroom.strict_yaml import Mistakes
+from cleanroom.survey import Survey
+from cleanroom.survey_view import headline
 from cleanroom.verification import LEVELS, Difference, Verification, reaches
 from cleanroom.verification_view import SAYS, Cause, by_cause, place_of
 
@@ -159,6 +161,11 @@ class Report:
         """Findings that fail the target by themselves: not those about a component that did not build."""
         failed = {c.name for c in self.record.failed}
         return tuple(f for f in _failing_findings(self.evidence) if f.component not in failed)
+
+    @property
+    def surveys(self) -> tuple[Survey, ...]:
+        """Of components that did not build, what became of every unit."""
+        return self.evidence.surveys if self.evidence else ()
 
     @property
     def at_run_time(self) -> tuple[AtRunTime, ...]:
@@ -501,6 +508,7 @@ def _environment(**options: Any) -> jinja2.Environment:
         "link": lambda path: "./" + quote(path),
         "place": place_of,
         "few": lambda items: items[:SHOWN_PLACES],
+        "headline": headline,
         "start": lambda lines: lines[:SHOWN_LINES],
         "counted": lambda count, noun: f"{count} {noun}" + ("" if count == 1 else "s"),
         "slug": lambda level: level.replace(" ", "-"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cleanroom import survey_view
 from cleanroom.console import Console, human_bytes, human_seconds
 from cleanroom.record import ComponentResult, Level, Record
+from cleanroom.survey import Survey
 
 _COLOURS: dict[Level, str] = {"fails": "bold red", "incomplete": "bold yellow"}
 _STATUS_COLOURS = {"failed": "bold red", "not attempted": "yellow", "reused": "green", "built": "green"}
@@ -19,22 +21,22 @@ _STATUS_COLOURS = {"failed": "bold red", "not attempted": "yellow", "reused": "g
 ONLY_COMPILED = "A build proves that the locked inputs compile in a clean container. It proves nothing about results or speed."
 
 
-def summarise(record: Record, console: Console, *, out: Path, published: str) -> None:
+def summarise(record: Record, console: Console, *, out: Path, published: str, surveys: Sequence[Survey] = ()) -> None:
     """Show a record to people; with --json, say the verdict and where the record is. `out`: the folder that holds it.
 
-    `published`: how it compares with what is published, as one sentence.
+    `published`: how it compares with what is published, as one sentence; `surveys`: of components that did not build.
     """
     if console.json:
         components = {c.name: c.status for c in record.components}
         place = str(out / "record.json")
         console.result({"verdict": record.verdict, "components": components, "record": place, "published": published})
         return
-    for part in render(record, out):
+    for part in render(record, out, surveys):
         console.show(part)
     console.show(Text(published))
 
 
-def render(record: Record, out: Path) -> Iterator[RenderableType]:
+def render(record: Record, out: Path, surveys: Sequence[Survey]) -> Iterator[RenderableType]:
     """The parts of a summary from top to bottom."""
     yield Text()
     yield _verdict(record)
@@ -42,6 +44,9 @@ def render(record: Record, out: Path) -> Iterator[RenderableType]:
     for component in record.failed:
         yield Text()
         yield from _failure(component, out)
+    for survey in surveys:
+        yield Text()
+        yield from survey_view.render(survey)
     broken = [each for each in record.imports if not each.ok]
     if broken:
         yield Text()

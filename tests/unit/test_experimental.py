@@ -61,11 +61,13 @@ def test_everything_expected_has_a_source_and_counts_of_the_same_units(envs: Env
 @pytest.mark.parametrize("name", NAMES)
 def test_flashmla_compiles_for_the_target_and_nothing_it_did_not_ask(envs: Envs, name: str) -> None:
     target = envs.target(name)
-    selection = target.selection("flashmla")
-    assert selection is not None
-    asked = set(target.architectures_of("flashmla"))
-    assert set(target.architectures) <= asked
-    assert bool(selection.substitute) == (asked != set(envs.component("flashmla").architecture.default))
+    asked = target.architectures_of("flashmla")
+    assert set(target.architectures) <= set(asked)
+    changes = json.loads((REPOSITORY / f"dockerfiles/{name}-debian13/components/flashmla.json").read_text())["substitute"]
+    listed = [f"[{', '.join(json.dumps(arch.sm) for arch in asked)}]"]
+    assert [change["replace"] for change in changes] == (
+        [] if set(asked) == set(envs.component("flashmla").architecture.default) else listed
+    )
 
 
 def test_the_documentation_says_what_the_targets_say(envs: Envs) -> None:
