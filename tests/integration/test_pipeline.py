@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cleanroom.project import REPOSITORY
+from cleanroom.evidence import read_evidence
 from cleanroom.record import read_record
 from projects import FIXTURE, cleanroom, lock_and_render, project_copy
 
@@ -77,6 +78,9 @@ def test_a_compile_error_is_told_with_file_and_line_and_its_own_exit_code(tmp_pa
     assert failure.file is not None
     assert failure.file.endswith("reduce.cu")
     assert "no_such_header.h" in failed.stderr
+    (survey,) = read_evidence(project / "out" / "fixture" / "evidence.json").surveys
+    assert survey.counts == {"compiled": 2, "stub": 0, "refused": 1}
+    assert [(cause.gate, cause.count) for cause in survey.causes] == [("missing header", 1)]
 
 
 def test_deepep_is_compiled_from_its_source_archive(tmp_path: Path) -> None:
