@@ -121,6 +121,12 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def trial(session: nox.Session) -> None:
+    """Try an architecture or flags over a target, and say who refuses and why: `-- --arch sm_120a`"""
+    cleanroom(session, "trial", *session.posargs)
+
+
+@nox.session(default=False)
 def compare(session: nox.Session) -> None:
     """Say what changed between two records: `-- A B`, targets, folders or record files"""
     cleanroom(session, "compare", *session.posargs)

@@ -18,6 +18,7 @@ from cleanroom import cann, checklist, matrix, tiers, verification_view
 from cleanroom import compare as comparing
 from cleanroom import render as rendering
 from cleanroom import resolve as resolving
+from cleanroom import trial as trials
 from cleanroom import verify as verifying
 from cleanroom.cann import EULA_OPTION
 from cleanroom.clean import clean
@@ -38,6 +39,7 @@ from cleanroom.report import write_report
 from cleanroom.store import Store
 from cleanroom.summary import summarise
 from cleanroom.tiers_view import show as show_tiers
+from cleanroom.trial_view import show as show_trial
 from cleanroom.verification import LEVELS, Verification, read_verification
 
 
@@ -134,6 +136,15 @@ def parser() -> argparse.ArgumentParser:
     between.add_argument("first", help="a target, a folder or a record")
     between.add_argument("second")
     between.add_argument("--markdown", type=Path, metavar="FILE", help="also write it to this file")
+    attempt = verb("trial", trial_verb, "Try an architecture or other flags over a target, without writing a file")
+    attempt.add_argument("--arch", required=True, metavar="ARCH", help="such as sm_120a")
+    attempt.add_argument("--from", dest="start", default="sm100", metavar="TARGET", help="the target to start from (sm100)")
+    attempt.add_argument("--component", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    attempt.add_argument("--cuda", default="", metavar="RELEASE", help="another CUDA release, such as 13.5")
+    attempt.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help="a variable of builds")
+    attempt.add_argument("--substitute", action="append", default=[], metavar="COMPONENT:FILE:OLD=>NEW")
+    attempt.add_argument("--write", default="", metavar="NAME", help="write what was tried as the target envs/targets/NAME.yaml")
+    attempt.add_argument("--jobs", type=positive, metavar="N", help="compilers at once, over all components")
     verb("doctor", doctor_verb, "Say whether this machine can build, and what is missing")
     tidy = verb("clean", clean_verb, "Remove engine state and scratch; keep fetched inputs")
     tidy.add_argument("--store", action="store_true", help="also remove every fetched input")
@@ -229,6 +240,29 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     _, comparison = compare(record, read_published(published_path(lock_path(project.root, job.lock.name))))
     summarise(record, console, out=job.out, published=comparison, surveys=evidence.surveys)
     building.raise_for(record, evidence)
+    return 0
+
+
+def trial_verb(options: argparse.Namespace, console: Console) -> int:
+    project, store = Project(options.project), Store.default()
+    envs = load_envs(project.envs_dir)
+    if options.write:
+        trials.refuse_taken_name(envs, options.write)
+    chosen = trials.Options(
+        arch=options.arch,
+        start=options.start,
+        components=tuple(options.component),
+        cuda=options.cuda,
+        settings=tuple(options.settings),
+        substitutes=tuple(options.substitute),
+        write=options.write,
+        jobs=options.jobs,
+    )
+    made = trials.trial(project, envs, chosen, store, console)
+    show_trial(made, project.out_dir / made.name, console)
+    if options.write:
+        path = trials.write_target(envs, options.write, made.yaml)
+        console.info(f"{path} is written. Next: nox -s lock -- {options.write}, then nox -s render -- {options.write}")
     return 0
 
 

@@ -7,8 +7,9 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -195,10 +196,8 @@ def build_on(
     started, clock = datetime.now(UTC), time.monotonic()
     refuse_without_registry(job, engine)
     outcomes = {selection.component: Outcome(selection.component) for selection in job.target.components}
-    with store.scratch("resources") as folder:
-        secret = folder / "resources.json"
-        write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
-        made = Work(job, engine, places, secret, console).run(select(job, options), outcomes, options)
+    with working(engine, places, job, resources, store, console) as work:
+        made = work.run(select(job, options), outcomes, options)
     console.info("Examining what was built")
     wheels = {o.name: job.out / "components" / o.name / o.result["wheel"] for o in outcomes.values() if o.result}
     jit = read_report(job.out / "jit", job.envs.jit, job.target) if made.jit else None
@@ -208,6 +207,17 @@ def build_on(
     record = to_record(job, engine.info, resources, outcomes, evidence, made.image, made.probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)
     return record
+
+
+@contextmanager
+def working(
+    engine: Engine, places: Mapping[str, str], job: Job, resources: Resources, store: Store, console: Console
+) -> Iterator[Work]:
+    """What runs the steps of a job, told how much of the machine it may use."""
+    with store.scratch("resources") as folder:
+        secret = folder / "resources.json"
+        write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
+        yield Work(job, engine, places, secret, console)
 
 
 def resources_for(job: Job, selected: Sequence[str], jobs: int | None) -> Resources:

@@ -24,6 +24,8 @@ from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_
 from cleanroom.target import Target
 
 FOLDER = "jit"
+FIRST_WITH_FAMILIES = 10
+"""Major compute capability; PTX ISA 8.8 knows no family before."""
 LIMIT_SECONDS = 600
 """For one kernel, on a machine whose cores are shared with other work; the slowest takes about a minute on a free one."""
 
@@ -273,6 +275,29 @@ def _as_written(item: Item) -> str:
         return str(item.node.value)
     item.wrong(f"is {item.shown}, source text is needed")
     return ""
+
+
+def extended(components: Sequence[JitComponent], arch: Arch, like: Arch) -> tuple[JitComponent, ...]:
+    """The same with another architecture, of which nothing is known but what `like` gives: that is what is expected of it."""
+    return tuple(
+        replace(
+            component,
+            compiles_for={**component.compiles_for, arch.sm: component.compiles_for.get(arch.sm, family_of(component, arch))},
+            families=tuple(replace(family, expected=_like(family.expected, arch, like)) for family in component.families),
+        )
+        for component in components
+    )
+
+
+def family_of(component: JitComponent, arch: Arch) -> Arch:
+    """What a component asks its compiler for: DeepJIT takes the family where there are any, that is from 10.0 on."""
+    by_family = component.kind == "deepjit" and arch.major >= FIRST_WITH_FAMILIES and arch.suffix == "a"
+    return replace(arch, suffix="f") if by_family else arch
+
+
+def _like(expected: Expected, arch: Arch, like: Arch) -> Expected:
+    outcome = expected.outcomes.get(like.sm) or expected.outcomes.get(arch.sm)
+    return replace(expected, outcomes={**expected.outcomes, **({arch.sm: outcome} if outcome else {})})
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------

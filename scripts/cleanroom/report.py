@@ -255,15 +255,25 @@ def write_report(out: Path, record: Record, verification: Verification | None, e
     return out / "report.md", out / "report.html"
 
 
+def html_page(template: str, **values: Any) -> str:
+    """A page that needs no other file, no network and no script, from one of the report templates."""
+    return _html().get_template(template).render(values)
+
+
+def markdown_page(template: str, **values: Any) -> str:
+    """Markdown (CommonMark with tables) from one of the report templates, values escaped."""
+    text = _markdown().get_template(template).render(values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
 def report_html(record: Record, verification: Verification | None, evidence: Evidence | None) -> str:
     """The report as one page that needs no other file, no network and no script."""
-    return _html().get_template("report.html.j2").render(_known(report_of(record, verification, evidence)))
+    return html_page("report.html.j2", **_known(report_of(record, verification, evidence)))
 
 
 def report_markdown(record: Record, verification: Verification | None, evidence: Evidence | None) -> str:
     """The report as Markdown (CommonMark with tables)."""
-    text = _markdown().get_template("report.md.j2").render(_known(report_of(record, verification, evidence)))
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return markdown_page("report.md.j2", **_known(report_of(record, verification, evidence)))
 
 
 def report_of(record: Record, verification: Verification | None, evidence: Evidence | None) -> Report:
@@ -509,6 +519,7 @@ def _environment(**options: Any) -> jinja2.Environment:
         "place": place_of,
         "few": lambda items: items[:SHOWN_PLACES],
         "headline": headline,
+        "moment": _moment,
         "start": lambda lines: lines[:SHOWN_LINES],
         "counted": lambda count, noun: f"{count} {noun}" + ("" if count == 1 else "s"),
         "slug": lambda level: level.replace(" ", "-"),

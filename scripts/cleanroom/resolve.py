@@ -6,6 +6,7 @@ from what this machine happens to have installed or configured beyond addresses,
 
 from __future__ import annotations
 
+import email
 import hashlib
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,9 +43,11 @@ from cleanroom.sources.image import confirmed, image_entry
 from cleanroom.sources.operator import OperatorSource, operator_folder
 from cleanroom.sources.pypi import MACHINES, File, Index, PypiSource, best_wheel, sdist, supported_tags, versions
 from cleanroom.store import Store
-from cleanroom.target import Override, Target
+from cleanroom.target import Override, Target, Toolkit
 
 ENGINE = "engine"
+RELEASE_PACKAGE = "cuda-toolkit"
+"""Holds no file, only the versions of the packages that belong to a CUDA release."""
 ENGINE_SUITES = ("trixie", "trixie-updates", "trixie-security")
 ENGINE_PLATFORM = "linux/amd64"
 ENGINE_PACKAGES = ("ca-certificates", "containerd", "docker-buildx", "docker-cli", "docker.io", "iptables", "runc")
@@ -99,6 +103,63 @@ def resolve_engine(console: Console) -> Lock:
     notes = (_debian_note(ENGINE_SUITES),)
     lock = Lock(ENGINE, "", _engine_inputs(), int(time.time()), notes, _entries("engine", packages))
     return _same_or_new(lock, lock_path(REPOSITORY, ENGINE))
+
+
+def toolkit_of_release(
+    toolkit: Toolkit, release: str, target: Target, base: Base, store: Store, console: Console
+) -> tuple[Toolkit, tuple[Entry, ...]]:
+    """The same wheels of another CUDA release ("13.5"): NVIDIA's package of a release names the versions that belong to it.
+
+    Raises ResolveError where the index has no such release, and what fetching a wheel raises.
+    """
+    console.info(f"Resolving the wheels of CUDA {release}")
+    with store.scratch("resolve") as scratch, _index_errors():
+        index = Index()
+        python = _Python(target, base, (), index, scratch)
+        known = versions(index.files(RELEASE_PACKAGE))
+        version = next((v for v in reversed(known) if f"{v}.".startswith(f"{release}.")), None)
+        if version is None:
+            raise ResolveError(
+                f"The index has no {RELEASE_PACKAGE} {release}.",
+                means=f"It has {', '.join(known) or 'none at all'}.",
+                next_step="choose one of these releases for --cuda",
+            )
+        (entry,) = python.wheels_of("toolkit", (f"{RELEASE_PACKAGE}=={version}",))
+        fetching.receive([entry], {"pypi": PypiSource(index)}, store, console, title=f"Fetching {RELEASE_PACKAGE}", lock_again="")
+        belongs = pins_of_release(store.path_of(entry.sha256))
+        packages, headers = (_of_release(pins, belongs, release, index) for pins in (toolkit.packages, toolkit.headers))
+        found = replace(toolkit, version=release, packages=packages, headers=headers)
+        return found, (*python.wheels_of("toolkit", packages), *python.wheels_of("headers", headers))
+
+
+def pins_of_release(wheel: Path) -> dict[str, SpecifierSet]:
+    """What a wheel requires, whatever extra asks for it, by name. Raises ResolveError for what is no wheel."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            metadata = email.message_from_bytes(archive.read(name))
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise ResolveError(
+            f"{wheel.name} cannot be read as a wheel: {error}.", means="What belongs to the release is unknown."
+        ) from None
+    requirements = map(Requirement, metadata.get_all("Requires-Dist", []))
+    return {canonicalize_name(each.name): each.specifier for each in requirements}
+
+
+def _of_release(pins: Sequence[str], belongs: Mapping[str, SpecifierSet], release: str, index: Index) -> tuple[str, ...]:
+    """The same packages, in the newest version that belongs to the release."""
+    found = []
+    for pin in pins:
+        name = canonicalize_name(pin.partition("==")[0])
+        fitting = [v for v in versions(index.files(name)) if name in belongs and v in belongs[name]]
+        if not fitting:
+            raise ResolveError(
+                f"CUDA {release} has no {name}.",
+                means=f"{RELEASE_PACKAGE} {release} does not name it, or the index lacks what it names.",
+                next_step="try another release with --cuda",
+            )
+        found.append(f"{name}=={fitting[-1]}")
+    return tuple(found)
 
 
 @contextmanager
@@ -401,13 +462,14 @@ class _Python:
         if self.target.toolkit.kind != "cuda-wheels":
             return ()
         console.info(f"  {self.target.toolkit.version} toolkit")
-        return self._pinned("toolkit", self.target.toolkit.packages)
+        return self.wheels_of("toolkit", self.target.toolkit.packages)
 
     def headers(self) -> tuple[Entry, ...]:
         """The wheels of which the image takes the headers."""
-        return self._pinned("headers", self.target.toolkit.headers)
+        return self.wheels_of("headers", self.target.toolkit.headers)
 
-    def _pinned(self, group: Group, packages: Sequence[str]) -> tuple[Entry, ...]:
+    def wheels_of(self, group: Group, packages: Sequence[str]) -> tuple[Entry, ...]:
+        """The wheels of pins, and nothing that they require."""
         pins = [package.partition("==")[::2] for package in packages]
         return self._wheels(group, {canonicalize_name(n): v for n, v in pins}, {}, packages)
 

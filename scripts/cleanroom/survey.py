@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -65,14 +65,19 @@ class Survey:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """Every reason once, the most frequent first."""
-        refused = [(unit, unit.failure) for unit in self.units if unit.failure]
-        if not refused:
-            return (Cause(gate_of(self.failure), self.failure, 1, self.failure.where),) if self.failure else ()
-        by_cause: dict[tuple[str, str], list[tuple[Unit, Failure]]] = {}
-        for unit, failure in refused:
-            by_cause.setdefault(cause(failure), []).append((unit, failure))
-        causes = (Cause(gate_of(same[0][1]), same[0][1], len(same), same[0][0].unit) for same in by_cause.values())
-        return tuple(sorted(causes, key=lambda each: -each.count))
+        refused = [(unit.unit, unit.failure) for unit in self.units if unit.failure]
+        if not refused and self.failure:
+            return grouped([(self.failure.where, self.failure)])
+        return grouped(refused)
+
+
+def grouped(failures: Iterable[tuple[str, Failure]]) -> tuple[Cause, ...]:
+    """Named failures by what makes them the same, the most frequent first."""
+    by_cause: dict[tuple[str, str], list[tuple[str, Failure]]] = {}
+    for name, failure in failures:
+        by_cause.setdefault(cause(failure), []).append((name, failure))
+    causes = (Cause(gate_of(same[0][1]), same[0][1], len(same), same[0][0]) for same in by_cause.values())
+    return tuple(sorted(causes, key=lambda each: -each.count))
 
 
 def gate_of(failure: Failure) -> Gate:

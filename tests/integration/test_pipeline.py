@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cleanroom.project import REPOSITORY
 from cleanroom.evidence import read_evidence
+from cleanroom.project import REPOSITORY
 from cleanroom.record import read_record
 from projects import FIXTURE, cleanroom, lock_and_render, project_copy
 
