@@ -47,9 +47,9 @@ class Cause:
 
 @dataclass(frozen=True)
 class Survey:
-    """All units of one component that compile for an architecture, and host units that were refused.
+    """All units of one component that are compiled for an architecture.
 
-    `failure` is what ended the build; where no unit was refused, that is what refuses.
+    `failure` is what ended the build; where no unit was attempted, that is what refuses.
     """
 
     component: str
@@ -66,7 +66,7 @@ class Survey:
     def causes(self) -> tuple[Cause, ...]:
         """Every reason once, the most frequent first."""
         refused = [(unit.unit, unit.failure) for unit in self.units if unit.failure]
-        if not refused and self.failure:
+        if not self.units and self.failure:
             return grouped([(self.failure.where, self.failure)])
         return grouped(refused)
 
@@ -103,7 +103,7 @@ def read_survey(folder: Path, component: str) -> Survey:
     try:
         events = [json.loads(line) for line in units.read_text().splitlines()] if units.is_file() else []
         said = {event["unit"]: str(event["text"]) for event in events if event["event"] == "refused"}
-        found = tuple(_unit(event, said, folder / "objects") for event in events if event["event"] == "unit" and _counts(event))
+        found = tuple(_unit(event, said, folder / "objects") for event in events if event["event"] == "unit")
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{units} cannot be read: {error}.", means="It is damaged.", next_step="build the target again") from None
     return Survey(component, found, failure)
@@ -114,10 +114,6 @@ def holds_only_stubs(data: bytes) -> bool:
     kernels = [kernel for image in images(data) if image.kind == "cubin" for kernel in cubin.kernels(image.data)]
     stubs = [kernel for kernel in kernels if kernel.stub]
     return bool(stubs) and len(stubs) == len(kernels)
-
-
-def _counts(event: Mapping[str, Any]) -> bool:
-    return str(event["compiler"]) == "nvcc" or int(event["exit_status"]) != 0
 
 
 def _unit(event: Mapping[str, Any], said: Mapping[str, str], objects: Path) -> Unit:

@@ -26,20 +26,26 @@ STATIC = 'csrc/a.cuh(12): error: static assertion failed with "needs SM100"\n'
 def launchers(tmp_path: Path) -> Path:
     folder = tmp_path / "launchers"
     folder.mkdir()
-    (folder / "g++").symlink_to(IN_CONTAINER / "keep_going.py")
+    for name in ("g++", "nvcc"):
+        (folder / name).symlink_to(IN_CONTAINER / "keep_going.py")
+    toolkit = tmp_path / "cuda" / "bin"
+    toolkit.mkdir(parents=True)
+    (toolkit / "nvcc").write_text('#!/bin/sh\nexec g++ -x c++ "$@"\n')
+    (toolkit / "nvcc").chmod(0o755)
     return folder
 
 
-def compile_(launchers: Path, source: str, *more: str) -> subprocess.CompletedProcess[str]:
+def compile_(launchers: Path, source: str, *call: str) -> subprocess.CompletedProcess[str]:
     place = launchers.parent
-    (place / "a.cpp").write_text(source)
+    (place / "a.cu").write_text(source)
     environment = {
+        "CUDA_HOME": str(place / "cuda"),
         "PATH": f"{launchers}:{os.environ['PATH']}",
         "CLEANROOM_UNITS": str(place / "units.jsonl"),
         "CLEANROOM_OBJECTS": str(place / "objects"),
     }
-    command = [launchers / "g++", *more] if more else [launchers / "g++", "-c", "a.cpp", "-o", "a.o"]
-    return subprocess.run(command, cwd=place, env=environment, check=False, capture_output=True, text=True)
+    name, *arguments = call or ("nvcc", "-c", "a.cu", "-o", "a.o")
+    return subprocess.run([launchers / name, *arguments], cwd=place, env=environment, check=False, capture_output=True, text=True)
 
 
 def events(launchers: Path) -> list[dict[str, Any]]:
@@ -51,14 +57,14 @@ def test_a_refused_unit_is_on_record_and_the_build_goes_on(launchers: Path) -> N
     assert done.returncode == 0
     assert "not for this machine" in done.stdout
     unit, refused = events(launchers)
-    assert (unit["event"], unit["unit"], unit["exit_status"] != 0) == ("unit", "a.cpp", True)
-    assert (refused["event"], refused["unit"]) == ("refused", "a.cpp")
+    assert (unit["event"], unit["unit"], unit["exit_status"] != 0) == ("unit", "a.cu", True)
+    assert (refused["event"], refused["unit"]) == ("refused", "a.cu")
     assert "not for this machine" in refused["text"]
 
 
 def test_what_a_refused_unit_leaves_is_refused_by_the_linker(launchers: Path) -> None:
     compile_(launchers, "#error\n")
-    assert compile_(launchers, "", "-shared", "a.o", "-o", "a.so").returncode != 0
+    assert compile_(launchers, "", "g++", "-shared", "a.o", "-o", "a.so").returncode != 0
     assert not (launchers.parent / "a.so").exists()
 
 
@@ -70,12 +76,12 @@ def test_a_finished_object_is_kept_under_the_name_that_its_path_gives(launchers:
 
 
 def test_a_compiler_that_is_only_asked_for_its_version_is_left_alone(launchers: Path) -> None:
-    assert "Free Software Foundation" in compile_(launchers, "", "--version").stdout
+    assert "Free Software Foundation" in compile_(launchers, "", "g++", "--version").stdout
     assert not (launchers.parent / "units.jsonl").exists()
 
 
-def unit(name: str, status: int = 0, compiler: str = "nvcc") -> dict[str, Any]:
-    what = {"event": "unit", "unit": name, "output": f"{name}.o", "compiler": compiler, "architectures": ["sm_89"]}
+def unit(name: str, status: int = 0) -> dict[str, Any]:
+    what = {"event": "unit", "unit": name, "output": f"{name}.o", "compiler": "nvcc", "architectures": ["sm_89"]}
     return {**what, "exit_status": status, "reused": False, "seconds": 2.0, "cpu_seconds": 1.5, "peak_memory_bytes": 1}
 
 
@@ -92,7 +98,6 @@ def test_one_reason_that_many_units_met_is_one_line_and_the_most_frequent_comes_
         unit("a.cu"),
         *(unit(f"b{n}.cu", 1) for n in range(3)),
         unit("c.cu", 255),
-        unit("d.cpp", compiler="g++"),
         {"event": "refused", "unit": "c.cu", "output": "c.cu.o", "text": STATIC},
         *({"event": "refused", "unit": f"b{n}.cu", "output": "", "text": PTXAS} for n in range(3)),
     )
@@ -102,9 +107,10 @@ def test_one_reason_that_many_units_met_is_one_line_and_the_most_frequent_comes_
     assert headline(found) == "flashmla: 5 translation units, 1 compiled, 4 refused"
 
 
-def test_host_code_counts_only_where_it_was_refused(tmp_path: Path) -> None:
-    found = survey(tmp_path, unit("a.cpp", compiler="g++"), unit("b.cpp", 1, compiler="g++"))
-    assert [each.unit for each in found.units] == ["b.cpp"]
+def test_host_code_is_left_out_and_cannot_be_linked_either(launchers: Path) -> None:
+    assert compile_(launchers, "int a() { return 1; }\n", "g++", "-c", "a.cu", "-o", "a.o").returncode == 0
+    assert not (launchers.parent / "units.jsonl").exists()
+    assert compile_(launchers, "", "g++", "-shared", "a.o", "-o", "a.so").returncode != 0
 
 
 def test_where_no_unit_was_attempted_what_ended_the_build_is_the_reason(tmp_path: Path) -> None:
