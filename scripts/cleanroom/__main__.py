@@ -226,7 +226,7 @@ def prepare(project: Project, envs: Envs, options: argparse.Namespace) -> buildi
     job = building.prepare(project, envs, options.target, options.base)
     cann.require_supplied(envs.cann, job.target, job.lock, tiers=tiers.labels())
     cann.require_licence(envs.cann, job.target, accepted=options.accept_cann_eula)
-    return job
+    return replace(job, licence_accepted=options.accept_cann_eula)
 
 
 def build_verb(options: argparse.Namespace, console: Console) -> int:

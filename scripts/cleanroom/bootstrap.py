@@ -14,9 +14,10 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cleanroom.console import Console
@@ -60,27 +61,33 @@ class Layout:
         return f"oci-layout://{self.path}@{self.digest}"
 
 
-def base_layout(lock: Lock, store: Store, console: Console, *, fresh_in: Path | None = None) -> Layout:
+def base_layout(lock: Lock, platform: str, store: Store, console: Console, *, fresh_in: Path | None = None) -> Layout:
     """The base image of a lock, made from its `base` packages or taken from the store after checking its digests.
 
-    With `fresh_in` (an existing folder) it is made anew there and the store's copy is neither read nor written.
-    Raises EngineError (a tool is missing or a package does not install), IntegrityError, DiskFull.
+    `platform`: "linux/amd64" or another that this machine can run. With `fresh_in` (an existing folder) it is made anew
+    there and the store's copy is neither read nor written. Raises EngineError (a tool is missing or a package does not
+    install), IntegrityError, DiskFull.
     """
     packages = lock.group("base")
+    make = partial(_make_base, packages, lock.epoch, platform, store, console)
     if fresh_in is not None:
-        return _make_base(packages, lock.epoch, store, console, fresh_in / "base")
-    place = store.derived_dir(_key("base", packages, lock.epoch))
-    with store.lock(f"derived-{place.name}", wait_message="Another Cleanroom is making the same base; waiting for it."):
+        return make(fresh_in / "base")
+    return kept_layout("base", store.derived_dir(_key("base", packages, lock.epoch)), store, console, make)
+
+
+def kept_layout(what: str, place: Path, store: Store, console: Console, make: Callable[[Path], Layout]) -> Layout:
+    """The layout at `place` after checking its digests; where there is none, or a damaged one, it is made and moved there whole."""
+    with store.lock(f"derived-{place.name}", wait_message=f"Another Cleanroom is preparing the same {what}; waiting for it."):
         if place.is_dir():
             try:
                 return Layout(place, check_layout(place))
             except IntegrityError as damage:
-                console.warn(f"The stored base was damaged and is made again. {damage.what}")
+                console.warn(f"The stored {what} was damaged and is made again. {damage.what}")
                 shutil.rmtree(place)
-        with store.scratch("base") as scratch:
-            made = _make_base(packages, lock.epoch, store, console, scratch / "layout")
+        with store.scratch(what) as scratch:
+            made = make(scratch / "layout")
             move_into_place(made.path, place)
-            return Layout(place, made.digest)
+    return Layout(place, made.digest)
 
 
 def engine_root(lock: Lock, store: Store, console: Console) -> Path:
@@ -102,7 +109,7 @@ def engine_root(lock: Lock, store: Store, console: Console) -> Path:
         with store.scratch("engine") as scratch:
             whole = scratch / "engine"
             whole.mkdir()
-            _bootstrap(packages, lock.epoch, store, console, whole / "root", title="container engine")
+            _bootstrap(packages, lock.epoch, store, console, whole / "root", title="container engine", platform=PLATFORM)
             _record_engine(whole)
             move_into_place(whole, place)
     return place / "root"
@@ -136,20 +143,22 @@ def differences(locked: Mapping[str, str], installed: Mapping[str, str]) -> tupl
     return tuple(lines)
 
 
-def _make_base(packages: Sequence[Entry], epoch: int, store: Store, console: Console, layout: Path) -> Layout:
+def _make_base(packages: Sequence[Entry], epoch: int, platform: str, store: Store, console: Console, layout: Path) -> Layout:
     with store.scratch("rootfs") as scratch:
         began = time.time()
         root = scratch / "root"
-        _bootstrap(packages, epoch, store, console, root, title="base")
+        _bootstrap(packages, epoch, store, console, root, title="base", platform=platform)
         with disk_full_is_told(store):
             write_rootfs_tar(root, scratch / "rootfs.tar", epoch=epoch, touched_since=began)
             layout.mkdir(parents=True)
             env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"}
-            digest = write_layout(layout, scratch / "rootfs.tar", env=env, platform=PLATFORM, epoch=epoch)
+            digest = write_layout(layout, scratch / "rootfs.tar", env=env, platform=platform, epoch=epoch)
     return Layout(layout, digest)
 
 
-def _bootstrap(packages: Sequence[Entry], epoch: int, store: Store, console: Console, root: Path, *, title: str) -> None:
+def _bootstrap(
+    packages: Sequence[Entry], epoch: int, store: Store, console: Console, root: Path, *, title: str, platform: str
+) -> None:
     """Install exactly these packages into `root`, a folder that does not exist yet."""
     if not packages:
         raise EngineError(f"The lock holds no packages for the {title}.", means="It was written for another kind of base.")
@@ -176,7 +185,7 @@ def _bootstrap(packages: Sequence[Entry], epoch: int, store: Store, console: Con
                 *("setpriv", "--pdeathsig", "KILL"),
                 *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
                 *("mmdebstrap", "--mode=root", "--variant=apt", "--format=directory", "--quiet"),
-                *("--architectures=amd64", f"--include={','.join(sorted(e.name for e in packages))}"),
+                *(f"--architectures={platform.partition('/')[2]}", f"--include={','.join(sorted(e.name for e in packages))}"),
                 *(SUITE, str(root), f"deb [trusted=yes] copy:{pool} ./"),
             ],
             environment={"SOURCE_DATE_EPOCH": str(epoch), "TMPDIR": str(pool.parent)},

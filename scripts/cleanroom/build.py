@@ -23,6 +23,7 @@ from cleanroom import fetch as fetching
 from cleanroom import render as rendering
 from cleanroom.base import Base
 from cleanroom.check import preflight
+from cleanroom.component import Component
 from cleanroom.console import Console, StepView
 from cleanroom.contexts import contexts
 from cleanroom.embedded import Surroundings
@@ -106,6 +107,13 @@ class Job:
     folder: Path
     out: Path
     warnings: tuple[str, ...]
+    licence_accepted: bool = False
+    """Whether a person agreed to the licence of a toolkit whose quiet installation agrees in their name."""
+
+    def component(self, name: str) -> Component:
+        """A component as the target has it."""
+        component, selection = self.envs.component(name), self.target.selection(name)
+        return selection.of(component) if selection else component
 
     @property
     def probed_with(self) -> tuple[str, ...]:
@@ -114,7 +122,7 @@ class Job:
 
     def surveyed(self, component: str) -> bool:
         """Whether there is a stage that tries every unit of a component that does not build."""
-        return rendering.surveyed(self.envs.component(component), self.target)
+        return rendering.surveyed(self.component(component), self.target)
 
     def survey_of(self, component: str) -> Path:
         """Where such a stage's results are put."""
@@ -215,9 +223,13 @@ def working(
 ) -> Iterator[Work]:
     """What runs the steps of a job, told how much of the machine it may use."""
     with store.scratch("resources") as folder:
-        secret = folder / "resources.json"
-        write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
-        yield Work(job, engine, places, secret, console)
+        told = {
+            "resources": {"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads},
+            "cann-eula": {"accepted": job.licence_accepted},
+        }
+        for name, values in told.items():
+            write_atomically(folder / f"{name}.json", json.dumps(values).encode())
+        yield Work(job, engine, places, {name: folder / f"{name}.json" for name in told}, console)
 
 
 def resources_for(job: Job, selected: Sequence[str], jobs: int | None) -> Resources:
@@ -320,7 +332,7 @@ class Work:
     job: Job
     engine: Engine
     contexts: Mapping[str, str]
-    secret: Path
+    secrets: Mapping[str, Path]
     console: Console
 
     def run(self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options) -> Made:
@@ -385,7 +397,7 @@ class Work:
             target=target,
             epoch=self.job.lock.epoch,
             contexts=self.contexts,
-            secrets={"resources": self.secret},
+            secrets=self.secrets,
             output=output,
             platform=self.job.target.platform,
         )
@@ -449,9 +461,7 @@ def to_record(
     imports = tuple(Import(i["component"], i["module"], bool(i["ok"]), str(i["error"])) for i in probe.get("imports", ()))
     assessments = assess(job.target.prerequisites, environment_of(job, probe))
     missing = tuple(
-        Missing(s.component, m.module, m.reason)
-        for s in job.target.components
-        for m in job.envs.component(s.component).missing_modules
+        Missing(s.component, m.module, m.reason) for s in job.target.components for m in job.component(s.component).missing_modules
     )
     return Record(
         tool_version=__version__,
@@ -476,7 +486,7 @@ def to_record(
 
 
 def component_result(job: Job, outcome: Outcome) -> ComponentResult:
-    component = job.envs.component(outcome.name)
+    component = job.component(outcome.name)
     source = rendering.source_of(component, job.lock)
     result = outcome.result
     wheel = File(result["wheel"], result["wheel_sha256"], result["wheel_size"]) if result else None

@@ -16,9 +16,8 @@ from cleanroom.errors import CannotBuildHere, IntegrityError, ToolchainError
 from cleanroom.files import sha256_of
 from cleanroom.lock import Entry, Lock
 from cleanroom.sources.operator import FOLDER
-from cleanroom.sources.pypi import MACHINES
 from cleanroom.strict_yaml import Item, Mistakes, listed, read_bytes, read_item
-from cleanroom.target import Target
+from cleanroom.target import MACHINES, Target
 
 FILE = "cann.yaml"
 EULA_OPTION = "--accept-cann-eula"

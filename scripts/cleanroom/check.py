@@ -147,7 +147,7 @@ def torch_objections(envs: Envs, target: Target, facts: TorchRelease, name: str)
 def component_objections(envs: Envs, target: Target) -> Iterator[Objection]:
     """Components whose own list is fixed in their source, asked for another one."""
     for selection in target.components:
-        component = envs.component(selection.component)
+        component = selection.of(envs.component(selection.component))
         rule = component.architecture
         asked = target.architectures_of(component.name)
         follows = follows_request(component) or bool(selection.substitute)

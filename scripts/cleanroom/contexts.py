@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from cleanroom.bootstrap import RECIPE, Layout, base_layout, disk_full_is_told, move_into_place
+from cleanroom.bootstrap import RECIPE, Layout, base_layout, disk_full_is_told, kept_layout
 from cleanroom.console import Console
-from cleanroom.errors import IntegrityError
 from cleanroom.lock import Entry, Group, Lock
-from cleanroom.oci import check_layout, write_layout, write_rootfs_tar
+from cleanroom.oci import write_layout, write_rootfs_tar
 from cleanroom.project import IN_CONTAINER
 from cleanroom.store import Store
 
@@ -40,7 +39,7 @@ def contexts(
     """
     places = {"scripts": str(IN_CONTAINER)}
     if bootstrapped:
-        places["base"] = base_layout(lock, store, console, fresh_in=fresh_in).context
+        places["base"] = base_layout(lock, platform, store, console, fresh_in=fresh_in).context
     for name, group in INPUTS.items():
         entries = lock.group(group)
         if fresh_in is not None:
@@ -54,17 +53,7 @@ def inputs_layout(name: str, entries: Sequence[Entry], epoch: int, platform: str
     """A layout whose one layer holds exactly these files, made once and then kept in the store, checked at each use."""
     inputs = [RECIPE, platform, epoch, sorted((entry.file_name, entry.sha256) for entry in entries)]
     place = store.derived_dir(f"{name}-" + hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32])
-    with store.lock(f"derived-{place.name}", wait_message=f"Another Cleanroom is preparing {name}; waiting for it."):
-        if place.is_dir():
-            try:
-                return Layout(place, check_layout(place))
-            except IntegrityError as damage:
-                console.warn(f"The stored {name} were damaged and are made again. {damage.what}")
-                shutil.rmtree(place)
-        with store.scratch(name) as scratch:
-            made = _make(entries, epoch, platform, store, scratch / "layout")
-            move_into_place(made.path, place)
-    return Layout(place, made.digest)
+    return kept_layout(name, place, store, console, partial(_make, entries, epoch, platform, store))
 
 
 def _make(entries: Sequence[Entry], epoch: int, platform: str, store: Store, layout: Path) -> Layout:

@@ -155,7 +155,7 @@ def inventory(envs: Envs, target: Target, lock: Lock, store: Store) -> Inventory
     if an archive is not in the store, is damaged, or cannot be read.
     """
     facts = load_sensitivity(envs)
-    components = [envs.component(s.component) for s in target.components]
+    components = [s.of(envs.component(s.component)) for s in target.components]
     trees = {c.name: _read(c, facts.of(c.name), facts, lock, store) for c in components}
     wheels, unread = provided_by_wheels(lock.group("python"), store)
     provided = provided_modules({name: tree.texts for name, tree in trees.items()}, components, facts, wheels)

@@ -23,10 +23,9 @@ from cleanroom.errors import LockError, RenderDrift
 from cleanroom.files import write_atomically
 from cleanroom.lock import COMPILED_WITH, Entry, Lock
 from cleanroom.project import IN_CONTAINER, TEMPLATES
-from cleanroom.target import Target, ToolkitKind
+from cleanroom.target import MACHINES, Target, ToolkitKind
 
 TRIPLES = {"linux/amd64": "x86_64-linux", "linux/arm64": "sbsa-linux"}
-MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 PLACES = {
     "{cann}": "/opt/cann",
     "{launchers}": "/build/launchers",

@@ -41,9 +41,9 @@ from cleanroom.sources.apt import Package, PrivateApt, open_private_apt
 from cleanroom.sources.folder import archive_name, pack
 from cleanroom.sources.image import confirmed, image_entry
 from cleanroom.sources.operator import OperatorSource, operator_folder
-from cleanroom.sources.pypi import MACHINES, File, Index, PypiSource, best_wheel, sdist, supported_tags, versions
+from cleanroom.sources.pypi import File, Index, PypiSource, best_wheel, sdist, supported_tags, versions
 from cleanroom.store import Store
-from cleanroom.target import Override, Target, Toolkit
+from cleanroom.target import MACHINES, Override, Target, Toolkit
 
 ENGINE = "engine"
 RELEASE_PACKAGE = "cuda-toolkit"

@@ -13,6 +13,8 @@ Outcome = Literal["compiles", "partly", "refuses"]
 """`refuses`: nothing that would run comes out; refused by a tool, or compiled to stubs that only trap."""
 
 ToolkitKind = Literal["cann-installers", "cuda-wheels"]
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+"""What the kernel of a platform calls its machine."""
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,10 @@ from cleanroom.files import write_atomically
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.project import Project
 from cleanroom.record import EngineUsed, LockInfo
-from cleanroom.render import MACHINES
 from cleanroom.resources import cores_here, memory_here, plan
 from cleanroom.store import Store
 from cleanroom.strict_json import dump_document
-from cleanroom.target import Target
+from cleanroom.target import MACHINES, Target
 
 SCHEMA = 1
 FILE = "tiers.json"

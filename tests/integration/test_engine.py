@@ -412,7 +412,7 @@ def test_the_base_is_the_same_bytes_when_made_again(store: Store, tmp_path: Path
     lock = read_lock(lock_path(REPOSITORY, "sm100-debian13"))
     base_only = Lock(lock.target, lock.base, lock.inputs, lock.epoch, lock.notes, lock.group("base"))
     fetch(base_only, store, Console(), project=Project())
-    stored = base_layout(lock, store, Console())
-    fresh = base_layout(lock, store, Console(), fresh_in=tmp_path)
+    stored = base_layout(lock, "linux/amd64", store, Console())
+    fresh = base_layout(lock, "linux/amd64", store, Console(), fresh_in=tmp_path)
     assert stored.digest == fresh.digest
     assert stored.path != fresh.path

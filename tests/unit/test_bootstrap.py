@@ -62,20 +62,20 @@ def test_what_decides_the_bytes_decides_the_key() -> None:
 
 def test_a_lock_without_packages_says_so(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no packages for the base"):
-        base_layout(lock(), Store(tmp_path), Console())
+        base_layout(lock(), "linux/amd64", Store(tmp_path), Console())
 
 
 def test_without_root_it_says_what_needs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(EngineError, match="needs root"):
-        base_layout(lock(entry("dash")), Store(tmp_path), Console())
+        base_layout(lock(entry("dash")), "linux/amd64", Store(tmp_path), Console())
 
 
 def test_a_missing_tool_is_named_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="mmdebstrap, apt-ftparchive, unshare, setpriv not found") as caught:
-        base_layout(lock(entry("dash")), Store(tmp_path), Console())
+        base_layout(lock(entry("dash")), "linux/amd64", Store(tmp_path), Console())
     assert "apt-get install" in caught.value.next_step
 
 

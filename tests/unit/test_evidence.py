@@ -221,7 +221,7 @@ def test_evidence_is_read_back_as_it_was_written(envs: Envs, tmp_path: Path) -> 
     evidence = evidence_of(envs, built(tmp_path, {"a.so": binary("guards.so")}), "sm_100a", "sm_120a")
     write_evidence(tmp_path / "evidence.json", evidence)
     assert read_evidence(tmp_path / "evidence.json") == evidence
-    assert list(json.loads(dump_evidence(evidence))) == ["schema", "components", "findings", "jit"]
+    assert list(json.loads(dump_evidence(evidence))) == ["schema", "components", "findings", "jit", "surveys"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', '{"schema": 2, "components": [], "findings": [{}], "jit": null}'])

@@ -33,8 +33,8 @@ from cleanroom.errors import FetchError, IntegrityError
 from cleanroom.lock import Entry, Kind
 from cleanroom.sources import Gone, Part, Unreachable
 from cleanroom.sources.download import BUSY, PAUSES, TIMEOUT, Sessions, ca_bundle, download, host_of, in_short
+from cleanroom.target import MACHINES
 
-MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 _OLDEST_GLIBC = {"x86_64": 5, "aarch64": 17}
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
