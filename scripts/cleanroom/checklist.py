@@ -18,7 +18,7 @@ from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
 from cleanroom.matrix import Standing, standing
 from cleanroom.project import Project
-from cleanroom.strict_yaml import Item, Mistakes, read_bytes, read_item
+from cleanroom.strict_yaml import Item, read_file
 from cleanroom.verification import reaches
 
 FILE = "checklist.yaml"
@@ -72,13 +72,7 @@ def run(project: Project, target_name: str, base_name: str | None, console: Cons
 
 def read_questions(envs_dir: Path) -> tuple[Question, ...]:
     """Read `envs_dir`/checklist.yaml. Raises EnvsError with every mistake of the file."""
-    mistakes = Mistakes()
-    label = f"{envs_dir.name}/{FILE}"
-    content = read_bytes(envs_dir / FILE, label, mistakes)
-    item = None if content is None else read_item(label, content, mistakes)
-    questions = tuple(_question(each) for each in item.items()) if item else ()
-    mistakes.raise_if_any(envs_dir.name)
-    return questions
+    return read_file(envs_dir / FILE, f"{envs_dir.name}/{FILE}", lambda item: tuple(_question(each) for each in item.items()))
 
 
 def _question(item: Item) -> Question:

@@ -26,7 +26,7 @@ from cleanroom.component import Component
 from cleanroom.errors import IntegrityError, RecordError
 from cleanroom.files import write_atomically
 from cleanroom.jit import JitReport
-from cleanroom.strict_json import dump_document, parse_document
+from cleanroom.strict_json import dump_document, parse_document, read_document
 from cleanroom.survey import Survey
 
 SCHEMA = 2
@@ -136,12 +136,7 @@ def write_evidence(path: Path, evidence: Evidence) -> None:
 def read_evidence(path: Path) -> Evidence:
     """Read strictly. Raises RecordError if the file is missing, damaged, or of another schema."""
     again = f"nox -s build-{path.parent.name}"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise RecordError(f"{path.name} in {path.parent.name}/ {reason}.", next_step=again) from None
-    return parse_document(Evidence, text, name=path.name, schema=SCHEMA, again=again)
+    return parse_document(Evidence, read_document(path, "build", again), name=path.name, schema=SCHEMA, again=again)
 
 
 # --- what is in a wheel ----------------------------------------------------------------------------------------------

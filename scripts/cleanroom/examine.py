@@ -63,7 +63,7 @@ def examine(
         *hygiene.unresolved(wheels, providers, rules),
         *noted(folder, wheels),
         *(at_run_time(jit) if jit else ()),
-        *(Finding(p.component, p.kind, p.severity, p.message) for p in problems if p.component in wheels),
+        *(problem for problem in problems if problem.component in wheels),
     )
     return replace(gathered, findings=settled(found, target, wheels), jit=jit, surveys=surveys)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cleanroom.strict_yaml import Item, Mistakes, read_bytes, read_item
+from cleanroom.strict_yaml import Item, read_file
 
 FILE = "gpu-checks.yaml"
 
@@ -22,13 +22,8 @@ class GpuCheck:
 
 def read_gpu_checks(envs_dir: Path) -> Mapping[str, GpuCheck]:
     """The checks by component name. Raises EnvsError with every mistake of the file."""
-    mistakes = Mistakes()
     label = f"{envs_dir.name}/{FILE}"
-    content = read_bytes(envs_dir / FILE, label, mistakes)
-    item = None if content is None else read_item(label, content, mistakes)
-    checks = {name: _check(each) for name, each in item.entries()} if item else {}
-    mistakes.raise_if_any(envs_dir.name)
-    return checks
+    return read_file(envs_dir / FILE, label, lambda item: {name: _check(each) for name, each in item.entries()})
 
 
 def _check(item: Item) -> GpuCheck:

@@ -23,7 +23,7 @@ from cleanroom.binary.elf import UNDEFINED, Symbol, reading, symbols
 from cleanroom.binary.wheel import is_elf, members
 from cleanroom.errors import IntegrityError
 from cleanroom.evidence import NAMED, Finding, Severity
-from cleanroom.strict_yaml import Item, Mistakes, read_bytes, read_item
+from cleanroom.strict_yaml import Item, read_file
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,7 @@ class Rules:
 
 def read_rules(envs: Path) -> Rules:
     """Read envs/libraries.yaml. Raises EnvsError with every mistake in it."""
-    mistakes, where = Mistakes(), f"{envs.name}/libraries.yaml"
-    content = read_bytes(envs / "libraries.yaml", where, mistakes)
-    item = None if content is None else read_item(where, content, mistakes)
-    rules = Rules({}, (), {}, {}) if item is None else _rules(item)
-    mistakes.raise_if_any(envs.name)
-    return rules
+    return read_file(envs / "libraries.yaml", f"{envs.name}/libraries.yaml", _rules)
 
 
 def _rules(item: Item) -> Rules:

@@ -21,6 +21,7 @@ from cleanroom.arch_table import Table
 from cleanroom.component import Component
 from cleanroom.envs import Envs
 from cleanroom.errors import IntegrityError, LockError
+from cleanroom.evidence import Finding
 from cleanroom.lock import Entry, Lock
 from cleanroom.modules import Missing, missing_modules, provided_by_wheels, provided_modules
 from cleanroom.record import File, LockInfo, TargetInfo
@@ -48,21 +49,20 @@ from cleanroom.source_text import (
     variables,
 )
 from cleanroom.store import Store
-from cleanroom.strict_json import to_json as as_json
+from cleanroom.strict_json import schema_first
 from cleanroom.target import Target
 
-SCHEMA = 1
+SCHEMA = 2
 
 MEMBER_LIMIT = 8_000_000
 """Bytes of a source file that is still read; nothing that people write is larger."""
 
 Status = Literal["known", "new", "gone"]
 """Of a kernel family. `new`: the source has it, envs/sensitivity.yaml does not; `gone`: the other way round."""
-Severity = Literal["fails", "degrades", "note"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Occurrence:
     """One place in a source. `line` counts from 1, `text` is what was matched, shortened.
 
     `architectures` are the forms that accept it, or for which it holds, out of all that the newest toolkit compiles;
@@ -92,16 +92,6 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What a person has to decide about. `fails`: a supported target with it gets no verdict until it is accepted."""
-
-    component: str
-    kind: str
-    severity: Severity
-    message: str
-
-
-@dataclass(frozen=True)
 class ComponentInventory:
     """One component. `accepted`: for each form of an architecture, how many of `instructions` (inline PTX and CuTe
     atoms) it accepts. `files` were read, `vendored` left out as other projects' code.
@@ -116,15 +106,15 @@ class ComponentInventory:
     asked: tuple[str, ...]
     files: int
     vendored: int
-    findings: tuple[Finding, ...]
+    occurrences: tuple[Occurrence, ...]
     families: tuple[Family, ...]
     missing: tuple[Missing, ...]
     instructions: int
     accepted: Mapping[str, int]
 
-    def of(self, kind: Kind) -> tuple[Finding, ...]:
-        """The findings of one kind."""
-        return tuple(f for f in self.findings if f.kind == kind)
+    def of(self, kind: Kind) -> tuple[Occurrence, ...]:
+        """The occurrences of one kind."""
+        return tuple(f for f in self.occurrences if f.kind == kind)
 
 
 @dataclass(frozen=True)
@@ -137,15 +127,14 @@ class Inventory:
     base: str
     lock: LockInfo
     components: tuple[ComponentInventory, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
     unread: tuple[str, ...]
     schema: int = SCHEMA
 
 
 def to_json(inventory: Inventory) -> dict[str, object]:
     """The inventory as what `json` writes, `schema` first."""
-    data = as_json(inventory)
-    return {"schema": data.pop("schema"), **data}
+    return schema_first(inventory)
 
 
 def inventory(envs: Envs, target: Target, lock: Lock, store: Store) -> Inventory:
@@ -160,14 +149,14 @@ def inventory(envs: Envs, target: Target, lock: Lock, store: Store) -> Inventory
     wheels, unread = provided_by_wheels(lock.group("python"), store)
     provided = provided_modules({name: tree.texts for name, tree in trees.items()}, components, facts, wheels)
     results: list[ComponentInventory] = []
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     for component in components:
         tree = trees[component.name]
         scan = _Scan(component, facts, envs.table)
-        findings = tuple(sorted(scan.findings(tree.texts.values()), key=lambda f: (f.kind, f.file, f.line)))
+        occurrences = tuple(sorted(scan.occurrences(tree.texts.values()), key=lambda f: (f.kind, f.file, f.line)))
         families = tuple(_families(facts.of(component.name).families, target, tree.texts, envs.table))
         missing = missing_modules(component, tree.texts, provided, facts, target.vendor)
-        sensitive = [f for f in findings if f.kind in ("inline PTX", "CuTe atom") and f.name]
+        sensitive = [f for f in occurrences if f.kind in ("inline PTX", "CuTe atom") and f.name]
         result = ComponentInventory(
             name=component.name,
             title=component.title,
@@ -178,7 +167,7 @@ def inventory(envs: Envs, target: Target, lock: Lock, store: Store) -> Inventory
             asked=_asked(component, target),
             files=len(tree.texts),
             vendored=tree.vendored,
-            findings=findings,
+            occurrences=occurrences,
             families=families,
             missing=missing,
             instructions=len(sensitive),
@@ -256,7 +245,7 @@ def read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
                     yield name, stream.read().decode(errors="replace").replace("\r\n", "\n")
 
 
-# --- findings --------------------------------------------------------------------------------------------------------
+# --- occurrences --------------------------------------------------------------------------------------------------------
 
 _SHOWN = 100
 """Characters of a match that are shown: facts, not copied code."""
@@ -278,11 +267,11 @@ class _Scan:
         object.__setattr__(self, "forms", current_forms(self.table))
         object.__setattr__(self, "macros", self.facts.of(self.component.name).macros)
 
-    def findings(self, texts: Iterable[SourceText]) -> Iterator[Finding]:
+    def occurrences(self, texts: Iterable[SourceText]) -> Iterator[Occurrence]:
         for source in texts:
             for kind, name, line, text, architectures, note in self._of_file(source):
                 shown = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-                yield Finding(self.component.name, kind, name, source.path, line, shown, architectures, note)
+                yield Occurrence(self.component.name, kind, name, source.path, line, shown, architectures, note)
 
     def _of_file(self, source: SourceText) -> Iterator[_Place]:
         yield from self._variables(source)
@@ -357,7 +346,7 @@ class _Scan:
 
 
 _Place = tuple[Kind, str, int, str, tuple[str, ...], str]
-"""Kind, name, line, text, architectures and note of a finding in a file that is known."""
+"""Kind, name, line, text, architectures and note of a occurrence in a file that is known."""
 
 
 def _values(form: Arch) -> dict[str, int]:
@@ -386,27 +375,27 @@ def _families(rules: Iterable[FamilyRule], target: Target, texts: Mapping[str, S
             yield Family(name, rule.vendor, rule.compiled, status, tuple(found.get(name, ())), archs)
 
 
-def _problems(component: Component, result: ComponentInventory, unread: tuple[str, ...]) -> Iterator[Problem]:
+def _problems(component: Component, result: ComponentInventory, unread: tuple[str, ...]) -> Iterator[Finding]:
     at_run_time = len({f.file for f in result.of("JIT entry point")})
     if component.architecture.decided == "nowhere" and at_run_time:
         text = f"its YAML says that no architecture is decided, but {at_run_time} of its files hold kernels compiled at run time"
-        yield Problem(component.name, "undeclared kernels", "note", text)
+        yield Finding(component.name, "undeclared kernels", "note", text)
     for family in result.families:
         if family.status == "new":
             text = f"the kernel family {family.name} is in the source ({family.files[0]}) and not in envs/sensitivity.yaml"
-            yield Problem(component.name, "new kernel family", "degrades", f"{text}: no probe covers it")
+            yield Finding(component.name, "new kernel family", "degrades", f"{text}: no probe covers it")
         elif family.status == "gone":
             text = f"the kernel family {family.name} of envs/sensitivity.yaml is not in the source any more"
-            yield Problem(component.name, "lost kernel family", "degrades", text)
+            yield Finding(component.name, "lost kernel family", "degrades", text)
     undescribed = sorted({f.text for f in result.of("inline PTX") if not f.name})
     if undescribed:
         text = f"inline PTX that envs/sensitivity.yaml does not describe: {', '.join(undescribed)}"
-        yield Problem(component.name, "undescribed instruction", "degrades", text)
+        yield Finding(component.name, "undescribed instruction", "degrades", text)
     declared = {m.module: m for m in component.missing_modules}
     for missing in result.missing:
         where = f"{missing.places[0]}, {missing.when}"
         if missing.reason:
-            yield Problem(
+            yield Finding(
                 component.name,
                 "missing module",
                 "note",
@@ -414,7 +403,7 @@ def _problems(component: Component, result: ComponentInventory, unread: tuple[st
             )
         elif unread:
             text = f"nothing that is in the store provides the module {missing.module} ({where})"
-            yield Problem(
+            yield Finding(
                 component.name,
                 "missing module",
                 "note",
@@ -422,11 +411,11 @@ def _problems(component: Component, result: ComponentInventory, unread: tuple[st
             )
         elif missing.when in ("always", "in a function"):
             text = f"nothing provides the module {missing.module}, which is imported {missing.when} ({missing.places[0]})"
-            yield Problem(
+            yield Finding(
                 component.name, "missing module", "fails", f"{text}, and missing_modules of the component does not accept it"
             )
         else:
-            yield Problem(component.name, "missing module", "note", f"nothing provides the module {missing.module} ({where})")
+            yield Finding(component.name, "missing module", "note", f"nothing provides the module {missing.module} ({where})")
     for name in sorted(declared.keys() - {m.module for m in result.missing}):
         text = f"missing_modules names {name}, but nothing imports it, or something provides it"
-        yield Problem(component.name, "missing module", "degrades", text)
+        yield Finding(component.name, "missing module", "degrades", text)

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cleanroom.console import Console
-from cleanroom.inventory import ComponentInventory, Family, Finding, Inventory, Severity, to_json
+from cleanroom.evidence import Severity
+from cleanroom.inventory import ComponentInventory, Family, Inventory, Occurrence, to_json
 from cleanroom.sensitivity import Kind
 
 OF_INTEREST = ("sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
@@ -82,7 +83,7 @@ def _overview(components: Iterable[ComponentInventory]) -> Table:
     headings = ("files", *kinds, "kernel family")
     table = _plain_table("component", *headings, right=headings)
     for component in components:
-        counts = Counter(f.kind for f in component.findings)
+        counts = Counter(f.kind for f in component.occurrences)
         families = sum(f.status != "gone" for f in component.families)
         numbers = (component.files, *(counts[kind] for kind in kinds), families)
         table.add_row(component.name, *(str(n) if n else "-" for n in numbers))
@@ -112,25 +113,25 @@ def _places(component: ComponentInventory) -> Table:
     table.add_column(overflow="fold")
     kinds: tuple[Kind, ...] = get_args(Kind)
     for kind in kinds:
-        findings = sorted(component.of(kind), key=lambda f: (_what(f), f.architectures))
-        if findings:
-            table.add_row(Text(f"{kind}s" if kind[-1].islower() else kind, style="underline"), str(len(findings)))
-        for (what, forms), group in groupby(findings, key=lambda f: (_what(f), f.architectures)):
+        occurrences = sorted(component.of(kind), key=lambda f: (_what(f), f.architectures))
+        if occurrences:
+            table.add_row(Text(f"{kind}s" if kind[-1].islower() else kind, style="underline"), str(len(occurrences)))
+        for (what, forms), group in groupby(occurrences, key=lambda f: (_what(f), f.architectures)):
             found = list(group)
             table.add_row(f"  {what}", str(len(found)), _forms(forms), _names(found) if kind == "variable" else _where(found))
     return table
 
 
-def _what(finding: Finding) -> str:
-    """What several findings have in common: a flag itself, what a variable decides, else the fact's name."""
-    if finding.kind == "build flag":
-        return finding.text
-    return finding.note if finding.kind == "variable" else finding.name or finding.text
+def _what(occurrence: Occurrence) -> str:
+    """What several occurrences have in common: a flag itself, what a variable decides, else the fact's name."""
+    if occurrence.kind == "build flag":
+        return occurrence.text
+    return occurrence.note if occurrence.kind == "variable" else occurrence.name or occurrence.text
 
 
-def _names(findings: Iterable[Finding]) -> str:
+def _names(occurrences: Iterable[Occurrence]) -> str:
     """Variables, each with the place where it is first read."""
-    first = {f.text: f for f in reversed(list(findings))}
+    first = {f.text: f for f in reversed(list(occurrences))}
     return ", ".join(f"{name} ({_short(f.file)}:{f.line})" for name, f in sorted(first.items()))
 
 
@@ -150,11 +151,11 @@ def _forms(architectures: tuple[str, ...]) -> str:
     return " ".join(form.removeprefix("sm_") for form in shown)
 
 
-def _where(findings: Iterable[Finding]) -> str:
+def _where(occurrences: Iterable[Occurrence]) -> str:
     """The file with most of them and its first lines, and how many are elsewhere."""
     files: dict[str, list[int]] = {}
-    for finding in findings:
-        files.setdefault(finding.file, []).append(finding.line)
+    for occurrence in occurrences:
+        files.setdefault(occurrence.file, []).append(occurrence.line)
     first, *others = sorted(files.items(), key=lambda item: (-len(item[1]), item[0]))
     lines = ", ".join(map(str, first[1][:PLACES]))
     more = len(first[1]) - PLACES

@@ -11,7 +11,7 @@ from pathlib import Path
 from cleanroom.arch_table import RELEASE, release
 from cleanroom.envs import VENDORS, Envs
 from cleanroom.errors import UnknownName
-from cleanroom.strict_yaml import Item, Mistakes, listed, nearest, read_bytes, read_item
+from cleanroom.strict_yaml import Item, listed, nearest, read_file
 from cleanroom.target import Target
 
 FILE = "products.yaml"
@@ -98,15 +98,13 @@ def read_products(envs_dir: Path, envs: Envs) -> Products:
     """Read `envs_dir`/products.yaml; without that file, none. Raises EnvsError with every mistake of the file."""
     if not (envs_dir / FILE).exists():
         return Products({}, ())
-    mistakes = Mistakes()
-    label = f"{envs_dir.name}/{FILE}"
-    content = read_bytes(envs_dir / FILE, label, mistakes)
-    item = None if content is None else read_item(label, content, mistakes)
-    fields = item.fields(["products"], ["elsewhere"]) if item else None
-    by_name = {name: _product(name, each, envs) for name, each in fields.entries("products")} if fields else {}
-    elsewhere = tuple(_elsewhere(each, by_name) for each in fields.items("elsewhere")) if fields else ()
-    mistakes.raise_if_any(envs_dir.name)
-    return Products(by_name, elsewhere)
+    return read_file(envs_dir / FILE, f"{envs_dir.name}/{FILE}", lambda item: _products(item, envs))
+
+
+def _products(item: Item, envs: Envs) -> Products:
+    fields = item.fields(["products"], ["elsewhere"])
+    by_name = {name: _product(name, each, envs) for name, each in fields.entries("products")}
+    return Products(by_name, tuple(_elsewhere(each, by_name) for each in fields.items("elsewhere")))
 
 
 def _product(name: str, item: Item, envs: Envs) -> Product:

@@ -16,12 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from cleanroom.errors import RecordError
 from cleanroom.failures import Failure
 from cleanroom.files import write_atomically
 from cleanroom.prerequisites import Assessment
 from cleanroom.resources import Resources
-from cleanroom.strict_json import parse_document, to_json
+from cleanroom.strict_json import parse_document, read_document, schema_first
 
 SCHEMA = 1
 
@@ -195,9 +194,7 @@ def verdict_for(components: Iterable[ComponentResult], imports: Iterable[Import]
 
 def dump_record(record: Record) -> str:
     """The JSON text of a record: fields in the order of their definition, mappings sorted, one value a line."""
-    data = to_json(record)
-    body = {"schema": data.pop("schema"), **data}
-    return json.dumps(_anonymous(body), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(_anonymous(schema_first(record)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -209,17 +206,7 @@ def write_record(path: Path, record: Record) -> None:
 
 def read_record(path: Path) -> Record:
     """Read a record. Raises RecordError if it is missing, damaged, or of another schema version."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RecordError(
-            f"There is no record {path.name} in {path.parent.name}/.",
-            means="The target was not built here, or its results were removed.",
-            next_step=f"nox -s build-{path.parent.name}",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path.name} cannot be read: {error}.", means="It is damaged, or not a record.") from None
-    return parse_record(text, name=path.name)
+    return parse_record(read_document(path, "build", f"nox -s build-{path.parent.name}"), name=path.name)
 
 
 def parse_record(text: str, *, name: str = "record.json") -> Record:

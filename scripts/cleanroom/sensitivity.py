@@ -10,16 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, cast, get_args
 
 from cleanroom.arch import Arch
 from cleanroom.arch_table import Table
 from cleanroom.envs import Envs
-from cleanroom.errors import EnvsError
 from cleanroom.project import REPOSITORY
 from cleanroom.source_text import Condition, condition
-from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_bytes, read_item
+from cleanroom.strict_yaml import Fields, Item, listed, nearest, read_file
 
 FILE = "sensitivity.yaml"
 
@@ -152,15 +150,7 @@ def load_sensitivity(envs: Envs) -> Sensitivity:
     """
     own = envs.folder / FILE
     path = own if own.is_file() else REPOSITORY / "envs" / FILE
-    label = f"envs/{FILE}"
-    mistakes = Mistakes()
-    content = read_bytes(path, label, mistakes)
-    item = None if content is None else read_item(label, content, mistakes)
-    found = None if item is None else _read(item, envs, Path(path) == own)
-    mistakes.raise_if_any("envs")
-    if found is None:  # pragma: no cover - a file that cannot be read is a mistake
-        raise EnvsError(f"{label} cannot be read.")
-    return found
+    return read_file(path, f"envs/{FILE}", lambda item: _read(item, envs, path == own))
 
 
 def _read(item: Item, envs: Envs, own: bool) -> Sensitivity:

@@ -7,6 +7,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from cleanroom.errors import RecordError
@@ -52,10 +53,29 @@ def parse_document(
     return document
 
 
+def read_document(path: Path, what: str, again: str) -> str:
+    """The text of a document, for parse_document. Raises RecordError where the file is not there or is not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecordError(
+            f"There is no {path.name} in {path.parent.name}/.",
+            means=f"There was no {what} here, or its results were removed.",
+            next_step=again,
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path.name} cannot be read: {error}.", means="It is damaged.", next_step=again) from None
+
+
 def dump_document(document: Any) -> str:
     """The JSON text: `schema` first, then the fields in the order of their definition, one value a line."""
+    return json.dumps(schema_first(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def schema_first(document: Any) -> dict[str, Any]:
+    """As to_json, with `schema` before the other fields."""
     data = to_json(document)
-    return json.dumps({"schema": data.pop("schema"), **data}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return {"schema": data.pop("schema"), **data}
 
 
 def from_json(kind: Any, value: Any, where: str) -> Any:

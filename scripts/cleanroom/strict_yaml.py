@@ -312,6 +312,16 @@ def read_item(label: str, data: bytes, mistakes: Mistakes) -> Item | None:
     return Item(mistakes, label, "", node)
 
 
+def read_file(path: Path, label: str, read: Callable[[Item], T]) -> T:
+    """What `read` makes of one YAML file that must be there. Raises EnvsError with every mistake of the file."""
+    mistakes = Mistakes()
+    content = read_bytes(path, label, mistakes)
+    item = None if content is None else read_item(label, content, mistakes)
+    found = None if item is None else read(item)
+    mistakes.raise_if_any(label.rpartition("/")[0])
+    return cast("T", found)
+
+
 def read_bytes(path: Path, label: str, mistakes: Mistakes) -> bytes | None:
     """The bytes of a file; None, with a mistake added, where it cannot be read."""
     try:

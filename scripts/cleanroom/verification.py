@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from cleanroom.errors import RecordError
 from cleanroom.files import write_atomically
 from cleanroom.record import EngineUsed, File, Image, Level, LockInfo, TargetInfo
-from cleanroom.strict_json import dump_document, parse_document
+from cleanroom.strict_json import dump_document, parse_document, read_document
 
 SCHEMA = 1
 
@@ -109,10 +108,5 @@ def write_verification(path: Path, verification: Verification) -> None:
 def read_verification(path: Path) -> Verification:
     """Read a verification. Raises RecordError if it is missing, damaged, or of another schema version."""
     again = f"nox -s verify-{path.parent.parent.name}"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RecordError(f"There is no {path.name} here.", means="Nothing was verified yet.", next_step=again) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path.name} cannot be read: {error}.", means="It is damaged, or not a verification.") from None
+    text = read_document(path, "verification", again)
     return parse_document(Verification, text, name=path.name, schema=SCHEMA, again=again)

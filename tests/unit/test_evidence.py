@@ -224,7 +224,9 @@ def test_evidence_is_read_back_as_it_was_written(envs: Envs, tmp_path: Path) -> 
     assert list(json.loads(dump_evidence(evidence))) == ["schema", "components", "findings", "jit", "surveys"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', '{"schema": 2, "components": [], "findings": [{}], "jit": null, "surveys": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"schema": 1}', '{"schema": 2, "components": [], "findings": [{}], "jit": null, "surveys": []}']
+)
 def test_evidence_that_is_damaged_or_of_another_schema_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "evidence.json").write_text(text)
     with pytest.raises(RecordError, match=r"evidence\.json"):

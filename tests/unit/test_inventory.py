@@ -18,7 +18,7 @@ from cleanroom.component import MissingModule
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import IntegrityError, LockError
-from cleanroom.inventory import Finding, Inventory, inventory, to_json
+from cleanroom.inventory import Inventory, Occurrence, inventory, to_json
 from cleanroom.inventory_view import show
 from cleanroom.lock import Entry, Lock, read_lock
 from cleanroom.project import REPOSITORY, Project
@@ -99,8 +99,8 @@ class Case:
     def inventory(self) -> Inventory:
         return inventory(self.envs, self.envs.target("fixture"), self.lock, self.store)
 
-    def of(self, kind: str) -> list[Finding]:
-        return [f for f in self.inventory().components[0].findings if f.kind == kind]
+    def of(self, kind: str) -> list[Occurrence]:
+        return [f for f in self.inventory().components[0].occurrences if f.kind == kind]
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def with_missing(case: Case, *modules: str) -> Case:
 
 
 def test_each_kind_of_place_is_found_with_its_line_and_architectures(case: Case) -> None:
-    places = {(f.kind, f.file, f.line, f.text) for f in case.inventory().components[0].findings}
+    places = {(f.kind, f.file, f.line, f.text) for f in case.inventory().components[0].occurrences}
     assert places == {
         ("build flag", "setup.py", 3, 'CUDA_ARCHS = ["sm_90a", "sm_100f"]'),
         ("variable", "setup.py", 4, "NVCC_THREADS"),
@@ -157,7 +157,7 @@ def test_each_kind_of_place_is_found_with_its_line_and_architectures(case: Case)
 
 
 def test_architectures_are_those_that_accept_it_or_for_which_it_holds(case: Case) -> None:
-    found = {f.text: f.architectures for f in case.inventory().components[0].findings}
+    found = {f.text: f.architectures for f in case.inventory().components[0].occurrences}
     assert found["cvt.rs.bf16x2.f32"] == ("sm_100a", "sm_103a")
     assert found["tcgen05.fence::before_thread_sync"] == ("sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_110a", "sm_110f")
     assert found["if (device.get_arch_major() == 10) run();"] == ("sm_100", "sm_100a", "sm_100f", "sm_103", "sm_103a", "sm_103f")
@@ -176,7 +176,7 @@ def test_instructions_are_counted_for_each_architecture(case: Case) -> None:
 def test_vendored_folders_and_tests_are_not_read(case: Case) -> None:
     component = case.inventory().components[0]
     assert component.vendored == 1
-    assert not [f for f in component.findings if f.file.startswith(("csrc/vendored", "tests"))]
+    assert not [f for f in component.occurrences if f.file.startswith(("csrc/vendored", "tests"))]
 
 
 def test_a_source_with_nothing_new_leaves_nothing_to_decide(case: Case) -> None:
@@ -286,7 +286,7 @@ def test_links_and_paths_that_lead_outside_are_harmless(fixture_project: Project
         tar.addfile(outside, io.BytesIO(b"import x\n"))
     before = sorted(tmp_path.rglob("*"))
     found = case_of({}, fixture_project, tmp_path, data=stream.getvalue()).inventory()
-    assert found.components[0].findings == ()
+    assert found.components[0].occurrences == ()
     assert not [path for path in tmp_path.rglob("escape*") if path not in before]
 
 
