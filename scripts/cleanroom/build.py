@@ -178,7 +178,7 @@ def build(job: Job, options: Options, store: Store, console: Console) -> Record:
 
 def clean_build(
     job: Job, options: Options, resources: Resources, surroundings: Surroundings, store: Store, console: Console
-) -> tuple[Record, EngineInfo]:
+) -> Record:
     """Build with nothing shared but the lock and the store's fetched inputs: base, layers and objects are all made anew."""
     fetching.fetch(job.lock, store, console, project=job.project)
     refuse_full_disk(job, store, DISK_FACTOR)
@@ -188,7 +188,7 @@ def clean_build(
     ):
         bootstrapped = job.base.kind == "debian"
         places = contexts(job.lock, job.target.platform, store, console, bootstrapped=bootstrapped, fresh_in=fresh)
-        return build_on(engine, places, job, options, resources, store, console), engine.info
+        return build_on(engine, places, job, options, resources, store, console)
 
 
 def build_on(
@@ -445,6 +445,11 @@ def publish(wheel: Path, place: Path, outcome: Outcome) -> None:
     write_atomically(place, data)
 
 
+def engine_used(info: EngineInfo) -> EngineUsed:
+    """An engine as records tell of it."""
+    return EngineUsed(info.kind, info.version, info.buildkit, info.buildx)
+
+
 def to_record(
     job: Job,
     engine: EngineInfo,
@@ -469,7 +474,7 @@ def to_record(
         base=job.base.name,
         lock=LockInfo(job.lock.name, job.lock.content, job.lock.inputs),
         dockerfile_sha256=job.rendered.digest.removeprefix("sha256:"),
-        engine=EngineUsed(engine.kind, engine.version, engine.buildkit, engine.buildx),
+        engine=engine_used(engine),
         toolchain=toolchain_of(probe),
         resources=resources,
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -20,6 +20,7 @@ from cleanroom import fetch as fetching
 from cleanroom import render as rendering
 from cleanroom.binary.elf import UNDEFINED, reading, symbols
 from cleanroom.binary.wheel import is_elf, members
+from cleanroom.build import engine_used
 from cleanroom.console import Console
 from cleanroom.contexts import contexts
 from cleanroom.engine import BuildRequest, Engine, LocalOutput, StepEvent, StepFailed, open_engine
@@ -166,7 +167,7 @@ def run(
         target=target.name,
         lock=LockInfo(lock.name, lock.content, lock.inputs),
         ran_on=here.name,
-        engine=EngineUsed(info.kind, info.version, info.buildkit, info.buildx),
+        engine=engine_used(info),
         tiers=tiers,
     )
     write_atomically(out / FILE, dump_document(result).encode())

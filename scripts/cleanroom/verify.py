@@ -16,11 +16,10 @@ from cleanroom.build import Job
 from cleanroom.console import Console
 from cleanroom.differ import compare_images, compare_wheels
 from cleanroom.embedded import USUAL, Surroundings
-from cleanroom.engine import EngineInfo
 from cleanroom.errors import RecordError, UnknownName, VerifyFailed
 from cleanroom.lock import lock_path
 from cleanroom.published import compare, digests_of, published_path, read_published, write_published
-from cleanroom.record import ComponentResult, EngineUsed, Level, Record, read_record
+from cleanroom.record import ComponentResult, Level, Record, read_record
 from cleanroom.resources import cores_here, jobs_in, memory_here
 from cleanroom.store import Store
 from cleanroom.verification import (
@@ -69,7 +68,7 @@ def verify(job: Job, options: Options, store: Store, console: Console) -> Verifi
     jobs = options.jobs or other_jobs(job, names, first)
     for warning in job.warnings:
         console.warn(warning)
-    second, engine = build_elsewhere(job, again, jobs, ELSEWHERE, store, console)
+    second = build_elsewhere(job, again, jobs, ELSEWHERE, store, console)
     pair = compare_builds(first, second, place.parent, job.out / FOLDER, names, image=again.image)
     variations = tuple(
         one_variation(job, first, place.parent, again, each, store, console)
@@ -80,10 +79,10 @@ def verify(job: Job, options: Options, store: Store, console: Console) -> Verifi
         target=second.target,
         base=second.base,
         lock=second.lock,
-        engine=EngineUsed(engine.kind, engine.version, engine.buildkit, engine.buildx),
+        engine=second.engine,
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(time.monotonic() - clock, 1),
-        conditions=conditions(first, second, engine, ELSEWHERE),
+        conditions=conditions(first, second, ELSEWHERE),
         level=weakest((pair.level, *(v.level for v in variations))),
         components=pair.components,
         image_first=first.image,
@@ -146,7 +145,7 @@ def one_variation(
     console.info(f"Changing only: {change.condition} ({change.value})")
     with store.scratch("variation") as scratch:
         there = replace(job, out=scratch)
-        record, _ = build_elsewhere(there, options, change.jobs, change.surroundings, store, console)
+        record = build_elsewhere(there, options, change.jobs, change.surroundings, store, console)
         pair = compare_builds(first, record, folder, scratch / FOLDER, options.components, image=options.image)
     places = tuple(f"{d.component}: {d.file} {d.part}".rstrip() for d in pair.differences)
     return Variation(change.condition, change.value, pair.level, places)
@@ -203,7 +202,7 @@ def other_jobs(job: Job, names: Sequence[str], first: Record) -> int:
 
 def build_elsewhere(
     job: Job, options: building.Options, jobs: int, surroundings: Surroundings, store: Store, console: Console
-) -> tuple[Record, EngineInfo]:
+) -> Record:
     """The clean build, its Dockerfile rendered anew in another folder, its results in a folder of their own."""
     out = job.out / FOLDER
     if out.exists():
@@ -269,7 +268,7 @@ def level_of(components: Sequence[ComponentVerification], image: Level) -> Level
     return image if wheels == "identical artifacts" else weakest((wheels, image))
 
 
-def conditions(first: Record, second: Record, engine: EngineInfo, surroundings: Surroundings) -> tuple[Condition, ...]:
+def conditions(first: Record, second: Record, surroundings: Surroundings) -> tuple[Condition, ...]:
     """What was different about the second build on purpose, as far as it is known of the first."""
     common = (
         Condition("start", first.started, second.started),
@@ -277,7 +276,7 @@ def conditions(first: Record, second: Record, engine: EngineInfo, surroundings: 
         Condition("base, layers and compiled objects", "may come from earlier builds", "made anew"),
         Condition("working folder", "the project's", "a new one"),
     )
-    if engine.kind != "embedded":
+    if second.engine.kind != "embedded":
         return common
     return (
         *common,

@@ -14,7 +14,6 @@ from records import component, failed_record, not_attempted, record
 
 from cleanroom.build import Job
 from cleanroom.embedded import USUAL
-from cleanroom.engine import EngineInfo
 from cleanroom.errors import RecordError, UnknownName, VerifyFailed
 from cleanroom.record import EngineUsed, File, Level, Record
 from cleanroom.verification import (
@@ -174,12 +173,12 @@ def test_two_images_of_one_manifest_are_identical_and_one_that_is_missing_is_not
 
 
 def test_conditions_of_a_docker_that_is_not_ours_are_not_claimed() -> None:
-    embedded = EngineInfo("embedded", "26.1.5", "0.12.5", "0.13.1", fresh=True)
-    names = {c.name for c in conditions(record(), record(), embedded, ELSEWHERE)}
+    embedded, docker = (record(engine=EngineUsed(kind, "26.1.5", "0.12.5", "0.13.1")) for kind in ("embedded", "docker"))
+    names = {c.name for c in conditions(record(), embedded, ELSEWHERE)}
     assert {"host name", "time zone", "locale", "umask", "user name", "compile jobs", "start"} <= names
-    docker = {c.name for c in conditions(record(), record(), replace(embedded, kind="docker"), ELSEWHERE)}
-    assert "host name" not in docker
-    assert "compile jobs" in docker
+    names = {c.name for c in conditions(record(), docker, ELSEWHERE)}
+    assert "host name" not in names
+    assert "compile jobs" in names
 
 
 def test_everything_that_can_differ_elsewhere_does() -> None:
