@@ -107,6 +107,8 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
     specifications = [specification(s.of(envs.component(s.component)), target, lock) for s in target.components]
     stages = STAGES[target.toolkit.kind]
     tiers = [for_sdk(s, lock) for s in specifications if stages.beside and s["name"] in SDK_IS_ENOUGH]
+    tag = build_tag(target)
+    components = [for_template(s, surveyed=surveyed(envs.component(s["name"]), target), build_tag=tag) for s in specifications]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -125,7 +127,7 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
         machine=MACHINES[target.platform],
         toolkit_environment=in_container(target.toolkit.environment),
         probe_environment=[v for v in in_container(target.toolkit.build_environment) if v.name != "PATH"],
-        components=[for_template(s, surveyed=surveyed(envs.component(s["name"]), target)) for s in specifications],
+        components=components,
         torch_arch_list=torch_list(target.architectures),
         architectures=target.architecture_names,
         image_name=image_name(target, base),
@@ -140,6 +142,11 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
     files |= {f"components/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in specifications}
     files |= {f"tiers/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in tiers}
     return Rendered(lock.name, files)
+
+
+def build_tag(target: Target) -> str:
+    """The build tag of the target's wheels: that of an experiment says so. It sorts below a wheel that has none."""
+    return "0_experimental" if target.status == "experimental" else ""
 
 
 def surveyed(component: Component, target: Target) -> bool:
@@ -246,11 +253,11 @@ def fill(text: str, placeholders: Mapping[str, str]) -> str:
     return text
 
 
-def for_template(spec: dict[str, Any], *, surveyed: bool = False) -> dict[str, Any]:
-    """What a template needs of a component. `surveyed`: with a stage that goes on where a build stops."""
+def for_template(spec: dict[str, Any], *, surveyed: bool = False, build_tag: str = "") -> dict[str, Any]:
+    """What a template needs of a component. `surveyed`: with a stage that goes on where a build stops; `build_tag`: the wheel's."""
     name, scripts = spec["name"], {*BUILD_SCRIPTS, *(p["origin"] for p in spec["provides"])}
-    build = {"makes": f"build-{name}", "brings": f"artifacts-{name}", "script": "build_component.py"}
-    survey = {"makes": f"made-survey-{name}", "brings": f"survey-{name}", "script": "survey.py"}
+    build = {"makes": f"build-{name}", "brings": f"artifacts-{name}", "script": "build_component.py", "build_tag": build_tag}
+    survey = {"makes": f"made-survey-{name}", "brings": f"survey-{name}", "script": "survey.py", "build_tag": ""}
     stages = [{**build, "scripts": sorted(scripts)}, {**survey, "scripts": sorted({*scripts, *SURVEY_SCRIPTS})}]
     return {**spec, "scripts": sorted(scripts), "stages": stages if surveyed else stages[:1]}
 
