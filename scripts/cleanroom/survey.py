@@ -20,8 +20,18 @@ from cleanroom.failures import Failure, cause, classify
 
 Outcome = Literal["compiled", "stub", "refused"]
 """`stub`: the compiler said yes, and no kernel of the object does anything but stop."""
-Gate = Literal["setup.py", "host compiler", "static assertion", "nvcc", "ptxas", "missing instruction", "missing header"]
-"""What said no."""
+Gate = Literal[
+    "setup.py",
+    "host compiler",
+    "static assertion",
+    "nvcc",
+    "ptxas",
+    "missing instruction",
+    "missing header",
+    "missing implementation",
+]
+"""What said no. `missing implementation`: nothing did, and that is the trouble: a stub was made."""
+STUB = Failure("other", "it compiles, and does nothing but stop: the source has no code for this architecture", None, None, (), "")
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Survey:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """Every reason once, the most frequent first."""
-        refused = [(unit.unit, unit.failure) for unit in self.units if unit.failure]
+        refused = [(unit.unit, unit.failure or STUB) for unit in self.units if unit.outcome != "compiled"]
         if not self.units and self.failure:
             return grouped([(self.failure.where, self.failure)])
         return grouped(refused)
@@ -82,6 +92,8 @@ def grouped(failures: Iterable[tuple[str, Failure]]) -> tuple[Cause, ...]:
 
 def gate_of(failure: Failure) -> Gate:
     """Which part of a build said no."""
+    if failure == STUB:
+        return "missing implementation"
     text = "\n".join((failure.message, *failure.excerpt))
     if failure.kind in ("static assertion", "missing header"):
         return "static assertion" if failure.kind == "static assertion" else "missing header"

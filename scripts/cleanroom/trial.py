@@ -30,7 +30,7 @@ from cleanroom.contexts import contexts
 from cleanroom.engine import LocalOutput, open_engine
 from cleanroom.envs import Envs
 from cleanroom.errors import EnvsError, UnknownName
-from cleanroom.failures import classify
+from cleanroom.failures import Failure, classify
 from cleanroom.files import write_atomically
 from cleanroom.jit import JitReport, JitResult, read_report
 from cleanroom.lock import lock_path, read_lock
@@ -38,7 +38,7 @@ from cleanroom.project import Project
 from cleanroom.resolve import toolkit_of_release
 from cleanroom.store import Store
 from cleanroom.strict_json import dump_document
-from cleanroom.survey import Cause, Survey, gate_of, grouped, read_survey
+from cleanroom.survey import STUB, Cause, Survey, gate_of, grouped, read_survey
 from cleanroom.target import Selection, Target
 
 DISK_FACTOR = 2
@@ -85,7 +85,8 @@ class Part:
         """`62 of 79 kernels compiled at run time, 3 stubs`."""
         if not self.tried:
             return self.what
-        more = [f"{count} {name}" for count, name in ((self.stubs, "stubs"), (self.failed, "could not be tried")) if count]
+        stubs = "stub" if self.stubs == 1 else "stubs"
+        more = [f"{count} {name}" for count, name in ((self.stubs, stubs), (self.failed, "could not be tried")) if count]
         return ", ".join([f"{self.compiled} of {self.tried} {self.what}", *more])
 
 
@@ -282,12 +283,17 @@ def of_kernels(name: str, title: str, results: Sequence[JitResult], envs: Envs, 
     like = envs.target(options.start).architectures[0].sm
     families = {f.name: f.expected.outcomes for c in envs.jit if c.component == name for f in c.families}
     known = [families[result.family][like] for result in results if like in families[result.family]]
-    causes = grouped((f"{each.family} {each.kernel}", classify("\n".join(each.errors))) for each in results if each.errors)
+    causes = grouped((f"{each.family} {each.kernel}", reason_of(each)) for each in results if each.outcome != "compiled")
     numbers = (len(results), counts["compiled"], counts["stub"], counts["refused"], counts["failed"])
     reference = f"{known.count('compiled')} of {len(known)}"
     return Part(
         name, title, verdict_of(counts["compiled"], len(results)), "kernels compiled at run time", *numbers, reference, causes
     )
+
+
+def reason_of(result: JitResult) -> Failure:
+    """Why a kernel is not compiled to something that works."""
+    return STUB if result.outcome == "stub" else classify("\n".join(result.errors))
 
 
 def verdict_of(compiled: int, tried: int) -> Verdict:

@@ -15,7 +15,7 @@ from binaries import binary
 from cleanroom.errors import RecordError
 from cleanroom.failures import classify
 from cleanroom.project import IN_CONTAINER
-from cleanroom.survey import Survey, gate_of, holds_only_stubs, read_survey
+from cleanroom.survey import Survey, Unit, gate_of, holds_only_stubs, read_survey
 from cleanroom.survey_view import headline
 
 PTXAS = "ptxas /tmp/tmpxft_1_2-3_a.ptx, line 9; error   : Feature '.griddepcontrol' requires .target sm_90 or higher\n"
@@ -132,6 +132,14 @@ def test_an_object_is_a_stub_where_its_machine_code_only_stops(tmp_path: Path, m
 def test_an_object_with_a_kernel_that_works_is_no_stub_and_host_code_is_none() -> None:
     assert not holds_only_stubs(binary("speed.o"))
     assert not holds_only_stubs(binary("needy.so"))
+
+
+def test_a_stub_is_a_reason_of_its_own_for_nobody_else_says_no() -> None:
+    units = [
+        Unit(f"{name}.cu", ("sm_120a",), outcome, 1.0, None) for name, outcome in (("a", "stub"), ("b", "stub"), ("c", "compiled"))
+    ]
+    (cause,) = Survey("flashmla", tuple(units), None).causes  # type: ignore[arg-type]
+    assert (cause.gate, cause.count, cause.first) == ("missing implementation", 2, "a.cu")
 
 
 def test_damaged_units_are_told(tmp_path: Path) -> None:

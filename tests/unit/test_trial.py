@@ -144,8 +144,8 @@ def survey(*outcomes: Any) -> Survey:
     ("outcomes", "verdict", "counts"),
     [
         (("compiled", "compiled"), "compiles", "2 of 2 translation units"),
-        (("compiled", "stub", "refused"), "partly", "1 of 3 translation units, 1 stubs"),
-        (("stub", "refused"), "refuses", "0 of 2 translation units, 1 stubs"),
+        (("compiled", "stub", "refused"), "partly", "1 of 3 translation units, 1 stub"),
+        (("stub", "refused"), "refuses", "0 of 2 translation units, 1 stub"),
         (("refused", "refused"), "refuses", "0 of 2 translation units"),
     ],
 )
@@ -224,7 +224,7 @@ def test_what_was_measured_becomes_a_target_that_loads(envs: Envs, tmp_path: Pat
     assert {e.component: e.outcome for e in target.expected}["deepinfer"] == "refuses"
     deepgemm = target.expectation("deepgemm")
     assert deepgemm is not None
-    assert deepgemm.reason == "the wheel is host code; at run time 4 of 20 kernels compiled at run time, 1 stubs"
+    assert deepgemm.reason == "the wheel is host code; at run time 4 of 20 kernels compiled at run time, 1 stub"
     assert target.toolkit.headers == envs.target("sm100").toolkit.headers
 
 
