@@ -43,7 +43,7 @@ _COLOURS: Mapping[Tone, str] = {"good": "bold green", "partial": "yellow", "open
 class Cell:
     """One component of one target. `surprise` says how it differs from what was expected, empty where it does not.
 
-    `stubs`: kernels whose machine code only traps, which no level tells.
+    `stubs`: kernels whose machine code only traps, which no level tells; `units`: of what failed, how many units compile.
     """
 
     component: str
@@ -52,10 +52,12 @@ class Cell:
     expected: str = ""
     surprise: str = ""
     stubs: int = 0
+    units: str = ""
 
     @property
     def text(self) -> str:
-        return f"{self.level}, {self.stubs} kernels are stubs" if self.stubs else self.level
+        more = self.units or (f"{self.stubs} kernels are stubs" if self.stubs else "")
+        return f"{self.level}, {more}" if more else self.level
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Standing:
         if row.result.status == "not attempted":
             return Cell(component, "not attempted", expected=expected)
         found = surprise(expectation, row) if expectation else ""
-        return Cell(component, row.level, row.tone, expected, found, row.stubs or 0)
+        units = f"{row.survey.counts['compiled']} of {len(row.survey.units)} units compile" if row.survey else ""
+        return Cell(component, row.level, row.tone, expected, found, row.stubs or 0, units)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -190,10 +193,16 @@ def locked_now(project: Project, target: Target, base: str) -> str:
 def surprise(expectation: Expectation, row: Row) -> str:
     """How a component came out against what was expected of it, empty where it did as expected.
 
-    Some refused units fail a whole component, so that a failure contradicts only `compiles`; and that nothing is a stub is
-    known only once the machine code was read.
+    Some refused units fail a whole component, so that by itself a failure contradicts only `compiles`; its survey says more.
+    That nothing is a stub is known only once the machine code was read.
     """
     stubs = row.stubs
+    if row.survey and row.survey.units and expectation.outcome != "compiles":
+        compiled, tried = row.survey.counts["compiled"], len(row.survey.units)
+        how = "better" if compiled > expectation.compiles else "worse"
+        return (
+            f"{how} than expected ({expectation}): {compiled} of {tried} units compile" if compiled != expectation.compiles else ""
+        )
     if row.level == "fails":
         return "worse than expected: it fails" if expectation.outcome == "compiles" else ""
     if expectation.outcome == "compiles":

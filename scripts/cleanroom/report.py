@@ -61,12 +61,13 @@ class Rung:
 
 @dataclass(frozen=True)
 class Row:
-    """One component: its result, the level it reaches by itself, and what its binaries hold."""
+    """One component: its result, the level it reaches by itself, and what its binaries, or its units where it failed, hold."""
 
     result: ComponentResult
     level: Level
     tone: Tone
     evidence: ComponentEvidence | None
+    survey: Survey | None = None
 
     @property
     def found(self) -> str:
@@ -435,7 +436,8 @@ def _row(result: ComponentResult, record: Record, verification: Verification | N
         level = "incomplete"
     else:
         level = compared.level if compared else "builds"
-    return Row(result, level, _tone(level, compared=compared is not None), read)
+    survey = next((s for s in evidence.surveys if s.component == result.name), None) if evidence else None
+    return Row(result, level, _tone(level, compared=compared is not None), read, survey)
 
 
 def _compared(verification: Verification) -> tuple[Compared, ...]:

@@ -15,6 +15,7 @@ from standings import built, damaged, failing, locked, project_at, read_binaries
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import UnknownName
+from cleanroom.evidence import Evidence, write_evidence
 from cleanroom.matrix import (
     NEVER_RUN,
     SAYS_NOTHING_OF,
@@ -30,6 +31,7 @@ from cleanroom.matrix import (
 )
 from cleanroom.products import Products, read_products
 from cleanroom.project import Project
+from cleanroom.survey import Survey, Unit
 
 GOLDEN = Path(__file__).parent / "data" / "matrix"
 OTHER = "sha256:" + "0d" * 32
@@ -166,6 +168,27 @@ def test_better_and_worse_than_expected_are_both_told(
     assert report is not None
     assert surprise(expectation, report.rows[0]) == expected
     assert each.cell("flashmla").surprise == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "compiled", "expected"),
+    [
+        ("sm89", 0, ""),
+        ("sm89", 3, "better than expected (refuses): 3 of 29 units compile"),
+        ("sm90", 2, ""),
+        ("sm90", 1, "worse than expected (partly: 2 of 29): 1 of 29 units compile"),
+        ("sm103", 20, "worse than expected: it fails"),
+    ],
+)
+def test_units_of_what_failed_are_held_against_what_was_expected(
+    tmp_path: Path, envs: Envs, target: str, compiled: int, expected: str
+) -> None:
+    project = project_at(tmp_path)
+    failing(project, built(project, target, architecture="sm_" + target[2:], content=OTHER, status="experimental"), "flashmla")
+    units = [Unit(f"{n}.cu", (), "compiled" if n < compiled else "refused", 1.0, None) for n in range(29)]
+    write_evidence(project.out_dir / target / "evidence.json", Evidence((), (), surveys=(Survey("flashmla", tuple(units), None),)))
+    cell = by_target(project, envs)[target].cell("flashmla")
+    assert (cell.surprise, cell.text) == (expected, f"fails, {compiled} of 29 units compile")
 
 
 # Forms
