@@ -7,7 +7,7 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ from cleanroom.record import (
     verdict_for,
     write_record,
 )
-from cleanroom.resources import Resources, cores_here, memory_here, plan
+from cleanroom.resources import Resources, cores_here, memory_here, needs_of, plan
 from cleanroom.store import Store
 from cleanroom.survey import read_survey
 from cleanroom.target import Target
@@ -234,12 +234,12 @@ def working(
 
 def resources_for(job: Job, selected: Sequence[str], jobs: int | None) -> Resources:
     """How much of this machine the build of these components uses."""
-    return plan(cores_here(), memory_here(), hungriest(job, selected), jobs)
+    return plan(cores_here(), memory_here(), memory_needs(job, selected), jobs)
 
 
-def hungriest(job: Job, selected: Sequence[str]) -> int:
-    """MiB that the largest compiler run of these components takes."""
-    return max(job.envs.component(name).memory_per_job_mib for name in selected)
+def memory_needs(job: Job, selected: Iterable[str]) -> tuple[int, ...]:
+    """What the compilers of these components take side by side, in MiB."""
+    return needs_of(job.envs.component(name).memory_mib for name in selected)
 
 
 def select(job: Job, options: Options) -> tuple[str, ...]:

@@ -87,5 +87,5 @@ class Component:
     extensions: tuple[str, ...]
     contains: tuple[str, ...]
     missing_modules: tuple[MissingModule, ...]
-    memory_per_job_mib: int
+    memory_mib: tuple[int, ...]
     minutes: int

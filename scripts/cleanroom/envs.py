@@ -375,7 +375,7 @@ def _component(item: Item, table: Table) -> Component:
     system = fields.fields("system", ["build", "run"])
     python = fields.fields("python", ["build", "requirements"], ["requirements_file"])
     yields = fields.fields("yields", ["extensions", "contains"])
-    cost = fields.fields("cost", ["memory_per_job_mib", "minutes"])
+    cost = fields.fields("cost", ["memory_mib", "minutes"])
     rule = _rule(fields["architecture"], table) if "architecture" in fields else ArchitectureRule("nowhere", "")
     environment = _variables(fields, "environment")
     twice = {v.name for v in environment} & {v.name for v in rule.environment}
@@ -399,7 +399,7 @@ def _component(item: Item, table: Table) -> Component:
         extensions=yields.texts("extensions", _INSIDE, _is_inside),
         contains=yields.texts("contains", _INSIDE, _is_inside),
         missing_modules=tuple(_missing_module(i) for i in fields.items("missing_modules")),
-        memory_per_job_mib=cost.integer("memory_per_job_mib", 1),
+        memory_mib=_memory(cost),
         minutes=cost.integer("minutes", 0),
     )
 
@@ -533,6 +533,13 @@ def _bases_of(fields: Fields, bases: Mapping[str, Base | None], platform: str) -
         if base is not None and base.kind == "image" and platform not in base.digests:
             fields["bases"].wrong(f"the base {name!r} has no image digest for {platform} (it has: {listed(base.digests)})")
     return names
+
+
+def _memory(cost: Fields) -> tuple[int, ...]:
+    found = tuple(each.integer(1) for each in cost.items("memory_mib"))
+    if "memory_mib" in cost and (not found or list(found) != sorted(found, reverse=True)):
+        cost["memory_mib"].wrong("needs at least one number, the largest first; the last is what any further compiler takes")
+    return found or (1,)
 
 
 def _toolkit(item: Item, table: Table, cann: Cann, vendor: str) -> Toolkit:

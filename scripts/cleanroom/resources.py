@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,19 +25,37 @@ class Resources:
     rule: str
 
 
-def plan(cores: int, memory_bytes: int, memory_per_job_mib: int, jobs: int | None = None) -> Resources:
-    """The rule: as many compilers as cores and memory allow, by the hungriest unit; left-over cores go to nvcc."""
-    by_memory = jobs_in(memory_bytes, memory_per_job_mib)
+def plan(cores: int, memory_bytes: int, needs: Sequence[int], jobs: int | None = None) -> Resources:
+    """The rule: as many compilers as cores and memory allow; what both leave over goes to nvcc, whose threads need as much again.
+
+    `needs`: MiB, see `needs_of`.
+    """
+    by_memory = jobs_in(memory_bytes, needs)
     chosen = jobs if jobs is not None else min(cores, by_memory)
-    threads = max(1, cores // chosen)
-    why = "chosen with --jobs" if jobs is not None else f"{cores} cores, memory for {by_memory} at {memory_per_job_mib} MiB each"
+    threads = max(1, min(cores, by_memory) // chosen)
+    largest = ", ".join(map(str, needs[:-1]))
+    each = f"{largest}, then {needs[-1]} MiB each" if largest else f"{needs[-1]} MiB each"
+    why = "chosen with --jobs" if jobs is not None else f"{cores} cores, memory for {by_memory} at {each}"
     rule = f"{chosen} compile jobs at once, {threads} nvcc threads each ({why}, {memory_bytes // MIB} MiB available)"
     return Resources(cores, memory_bytes, chosen, threads, rule)
 
 
-def jobs_in(memory_bytes: int, memory_per_job_mib: int) -> int:
-    """How many compilers this much memory holds, at least one."""
-    return max(1, (memory_bytes // MIB - RESERVE_MIB) // memory_per_job_mib)
+def needs_of(components: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """What compilers of these components take when they run side by side, in MiB.
+
+    Each lists its few largest, then what any other of its compilers takes; so does the result, over all of them.
+    """
+    listed = list(components)
+    rest = max(each[-1] for each in listed)
+    return (*sorted((largest for each in listed for largest in each[:-1] if largest > rest), reverse=True), rest)
+
+
+def jobs_in(memory_bytes: int, needs: Sequence[int]) -> int:
+    """How many compilers this much memory holds if the largest meet, at least one."""
+    left, jobs = memory_bytes // MIB - RESERVE_MIB, 0
+    while (left := left - needs[min(jobs, len(needs) - 1)]) >= 0:
+        jobs += 1
+    return max(1, jobs)
 
 
 def cores_here() -> int:

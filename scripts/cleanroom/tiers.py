@@ -30,7 +30,7 @@ from cleanroom.files import write_atomically
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.project import Project
 from cleanroom.record import EngineUsed, LockInfo
-from cleanroom.resources import cores_here, memory_here, plan
+from cleanroom.resources import cores_here, memory_here, needs_of, plan
 from cleanroom.store import Store
 from cleanroom.strict_json import dump_document
 from cleanroom.target import MACHINES, Target
@@ -238,8 +238,8 @@ class _Containers:
         """Build one stage; where its files are afterwards."""
         folder = self.project.dockerfiles_dir / self.lock.name
         rendering.check(rendering.render(self.envs, self.target, self.envs.base(self.target.bases[0]), self.lock), folder)
-        hungriest = max(self.envs.component(s.component).memory_per_job_mib for s in self.target.components)
-        resources = plan(cores_here(), memory_here(), hungriest, None)
+        needs = needs_of(self.envs.component(s.component).memory_mib for s in self.target.components)
+        resources = plan(cores_here(), memory_here(), needs)
         secret = self.scratch / "resources.json"
         write_atomically(secret, json.dumps({"jobs": resources.jobs, "nvcc_threads": resources.nvcc_threads}).encode())
         place = self.out / "tiers" / stage

@@ -196,7 +196,7 @@ def components_to_build(first: Record, wanted: Sequence[str]) -> tuple[str, ...]
 
 def other_jobs(job: Job, names: Sequence[str], first: Record) -> int:
     """One compile job more than the first build had, or one less where memory does not allow it."""
-    most = min(first.resources.jobs + 1, jobs_in(memory_here(), building.hungriest(job, names)))
+    most = min(first.resources.jobs + 1, jobs_in(memory_here(), building.memory_needs(job, names)))
     return most if most != first.resources.jobs else max(1, most - 1)
 
 

@@ -44,7 +44,7 @@ def component(name: str, rule: ArchitectureRule) -> Component:
         extensions=(),
         contains=(),
         missing_modules=(),
-        memory_per_job_mib=100,
+        memory_mib=(100,),
         minutes=1,
     )
 

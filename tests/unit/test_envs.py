@@ -74,7 +74,7 @@ provides:
 yields: {extensions: ["kernels/_C.*.so"], contains: ["kernels/*"]}
 missing_modules:
   - {module: deep_select, reason: not public}
-cost: {memory_per_job_mib: 2600, minutes: 70}
+cost: {memory_mib: [8800, 2600], minutes: 70}
 """
 TARGET = """\
 name: sm100
@@ -193,7 +193,7 @@ def test_a_component_is_read_exactly(folder: Path) -> None:
     assert component.provides[0].origin == "x.py"
     assert component.extensions == ("kernels/_C.*.so",)
     assert component.missing_modules[0].module == "deep_select"
-    assert (component.memory_per_job_mib, component.minutes) == (2600, 70)
+    assert (component.memory_mib, component.minutes) == ((8800, 2600), 70)
 
 
 def test_a_base_of_each_kind_is_read_exactly(folder: Path) -> None:
@@ -304,7 +304,7 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (T, "title: SM100\n", "title: SM100\ntitle: again\n", ["sm100.yaml:3: title", "already given on line 2"]),
         (T, "  kernels:", "  kernels: {}\n  kernels:", ["components.kernels", "already given on line 14"]),
         (C, "  VERSION:", "  NVCC_THREADS:", ["environment.NVCC_THREADS", "already given"]),
-        (C, "memory_per_job_mib: 2600", "memory: 2600", ["cost.memory: unknown key", "'memory_per_job_mib' is missing"]),
+        (C, "memory_mib: [8800, 2600]", "memory: 2600", ["cost.memory: unknown key", "'memory_mib' is missing"]),
         (B, 'gcc: "14"\n', "", ["bases/plain.yaml", "the key 'gcc' is missing"]),
         (T, "  kind: cuda-wheels\n", "", ["toolkit: the key 'kind' is missing"]),
         # words with few choices
@@ -332,7 +332,9 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (C, "minutes: 70", 'minutes: "70"', ["cost.minutes: is text ('70'), a whole number is needed"]),
         (C, "minutes: 70", "minutes: 1.5", ["cost.minutes", "a whole number"]),
         (C, "minutes: 70", "minutes: -1", ["cost.minutes: -1 is too small; allowed: 0 or more"]),
-        (C, "memory_per_job_mib: 2600", "memory_per_job_mib: 0", ["memory_per_job_mib: 0 is too small; allowed: 1 or more"]),
+        (C, "memory_mib: [8800, 2600]", "memory_mib: [0]", ["memory_mib[0]: 0 is too small; allowed: 1 or more"]),
+        (C, "memory_mib: [8800, 2600]", "memory_mib: [2600, 8800]", ["memory_mib", "the largest first"]),
+        (C, "memory_mib: [8800, 2600]", "memory_mib: []", ["memory_mib", "at least one number"]),
         (C, "minutes: 70", "minutes: 0x10", ["cost.minutes"]),
         (C, "minutes: 70", "minutes: 1_0", ["cost.minutes"]),
         (C, "minutes: 70", "minutes: 010", ["cost.minutes"]),

@@ -6,47 +6,55 @@ import os
 
 import pytest
 
-from cleanroom.resources import MIB, RESERVE_MIB, cores_here, memory_here, plan
+from cleanroom.resources import MIB, RESERVE_MIB, cores_here, memory_here, needs_of, plan
 
 GIB = 1024 * MIB
 
 
 @pytest.mark.parametrize(
-    ("cores", "memory_gib", "per_job_mib", "jobs", "threads"),
+    ("cores", "memory_gib", "needs", "jobs"),
     [
-        (2, 24, 2600, 2, 1),  # cores bound
-        (64, 24, 2600, 8, 8),  # memory bounds; left-over cores go to nvcc
-        (64, 512, 2600, 64, 1),
-        (8, 1, 2600, 1, 8),  # never less than one job, however little memory there is
-        (1, 1, 10_000, 1, 1),
-        (6, 12, 2600, 3, 2),
-        (7, 12, 2600, 3, 2),  # threads are rounded down: never more of them than cores
+        (2, 24, (2600,), 2),  # cores bound
+        (64, 24, (2600,), 8),  # memory bounds
+        (64, 512, (2600,), 64),
+        (8, 1, (2600,), 1),  # never less than one job, however little memory there is
+        (1, 1, (10_000,), 1),
+        (8, 24, (8800, 7000, 2300), 4),  # 8800 + 7000 + 2 x 2300, and the reserve
+        (8, 16, (8800, 7000, 2300), 1),  # the two largest do not fit side by side
+        (8, 32, (8800, 7000, 2300), 8),
     ],
 )
-def test_cores_and_memory_decide_how_many_compile_at_once(
-    cores: int, memory_gib: int, per_job_mib: int, jobs: int, threads: int
-) -> None:
-    found = plan(cores, memory_gib * GIB, per_job_mib)
-    assert (found.jobs, found.nvcc_threads) == (jobs, threads)
-    assert jobs * threads <= cores
-    assert jobs == 1 or jobs * per_job_mib + RESERVE_MIB <= memory_gib * 1024
+def test_cores_and_memory_decide_how_many_compile_at_once(cores: int, memory_gib: int, needs: tuple[int, ...], jobs: int) -> None:
+    found = plan(cores, memory_gib * GIB, needs)
+    assert (found.jobs, found.nvcc_threads) == (jobs, 1)
+    together = sum(needs[min(n, len(needs) - 1)] for n in range(jobs))
+    assert jobs == 1 or together + RESERVE_MIB <= memory_gib * 1024
 
 
 def test_one_more_job_starts_exactly_where_its_memory_is_there() -> None:
-    enough = (RESERVE_MIB + 2 * 1000) * MIB
-    assert plan(8, enough, 1000).jobs == 2
-    assert plan(8, enough - 1, 1000).jobs == 1
+    enough = (RESERVE_MIB + 3000 + 1000) * MIB
+    assert plan(8, enough, (3000, 1000)).jobs == 2
+    assert plan(8, enough - 1, (3000, 1000)).jobs == 1
 
 
-def test_the_number_asked_for_is_taken_even_beyond_memory() -> None:
-    found = plan(4, 4 * GIB, 2600, jobs=16)
-    assert (found.jobs, found.nvcc_threads) == (16, 1)
+@pytest.mark.parametrize(
+    ("cores", "memory_gib", "jobs", "threads"),
+    [(8, 64, 2, 4), (8, 12, 2, 1), (8, 64, 3, 2), (4, 4, 16, 1)],  # threads take as much again, so memory bounds them too
+)
+def test_of_fewer_jobs_than_fit_each_has_more_threads(cores: int, memory_gib: int, jobs: int, threads: int) -> None:
+    found = plan(cores, memory_gib * GIB, (2600,), jobs=jobs)
+    assert (found.jobs, found.nvcc_threads) == (jobs, threads)
     assert "chosen with --jobs" in found.rule
 
 
+def test_side_by_side_the_largest_of_all_may_meet() -> None:
+    assert needs_of([(8800, 7000, 2300), (3100,), (2900, 500)]) == (8800, 7000, 3100)
+    assert needs_of([(500,)]) == (500,)
+
+
 def test_the_rule_says_its_numbers() -> None:
-    assert plan(64, 24 * GIB, 2600).rule == (
-        "8 compile jobs at once, 8 nvcc threads each (64 cores, memory for 8 at 2600 MiB each, 24576 MiB available)"
+    assert plan(64, 24 * GIB, (8800, 7000, 2300)).rule == (
+        "4 compile jobs at once, 1 nvcc threads each (64 cores, memory for 4 at 8800, 7000, then 2300 MiB each, 24576 MiB available)"
     )
 
 
