@@ -342,7 +342,8 @@ class Work:
             self.components(view, selected, outcomes, keep_going=options.keep_going or self.job.target.status != "supported")
             there = {name for name in selected if outcomes[name].status in ("built", "reused")}
             failed = tuple(name for name in selected if outcomes[name].status == "failed" and self.job.surveyed(name))
-            compiles = options.jit and bool(self.job.probed_with) and there.issuperset(self.job.probed_with)
+            needed = self.job.probed_with
+            compiles = options.jit and bool(needed) and there.issuperset(needed)
             whole = is_whole(self.job, options) and len(there) == len(selected)
             view.expect(1 + len(selected) + len(failed) + compiles + 2 * whole)
             for name in failed:

@@ -107,7 +107,7 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
     specifications = [specification(s.of(envs.component(s.component)), target, lock) for s in target.components]
     stages = STAGES[target.toolkit.kind]
     tiers = [for_sdk(s, lock) for s in specifications if stages.beside and s["name"] in SDK_IS_ENOUGH]
-    tag = build_tag(target)
+    tag, probed = build_tag(target), probed_with(envs, target)
     components = [for_template(s, surveyed=surveyed(envs.component(s["name"]), target), build_tag=tag) for s in specifications]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -132,12 +132,12 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
         architectures=target.architecture_names,
         image_name=image_name(target, base),
         jit={
-            "components": [for_template(s) for s in specifications if s["name"] in probed_with(envs, target)],
+            "components": [for_template(s) for s in specifications if s["name"] in probed],
             "apart": not image_expected(target),
         },
     )
     files = {"Dockerfile": squeeze(dockerfile)}
-    if jit.probes(envs.jit, target):
+    if probed:
         files["jit.json"] = jit.request(envs.jit, target)
     files |= {f"components/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in specifications}
     files |= {f"tiers/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in tiers}

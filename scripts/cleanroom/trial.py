@@ -239,10 +239,11 @@ def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs:
         if hosts:
             work.components(view, hosts, outcomes, keep_going=True)
         there = {name for name in hosts if outcomes[name].status in ("built", "reused")}
-        if job.probed_with and there.issuperset(job.probed_with):
+        needed = job.probed_with
+        if needed and there.issuperset(needed):
             work.step(view, "jit", "jit", LocalOutput(job.out / "jit"))
             report = read_report(job.out / "jit", job.envs.jit, job.target)
-            for name in job.probed_with:
+            for name in needed:
                 part = part_of(name, job, envs, options, outcomes[name], report)
                 work.console.info(f"{name}: {part.verdict}, {part.counts} ({options.start}: {part.reference})")
         for name in surveyed:
