@@ -210,7 +210,8 @@ def build_on(
     wheels = {o.name: job.out / "components" / o.name / o.result["wheel"] for o in outcomes.values() if o.result}
     jit = read_report(job.out / "jit", job.envs.jit, job.target) if made.jit else None
     surveys = tuple(read_survey(job.survey_of(name), name) for name in made.surveyed)
-    evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, store, jit=jit, surveys=surveys)
+    image = job.out / made.image.file if made.image else None
+    evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, store, image=image, jit=jit, surveys=surveys)
     write_evidence(job.out / "evidence.json", evidence)
     record = to_record(job, engine.info, resources, outcomes, evidence, made.image, made.probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)

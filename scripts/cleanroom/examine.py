@@ -15,6 +15,7 @@ from cleanroom import evidence, hygiene
 from cleanroom.base import Base
 from cleanroom.envs import Envs
 from cleanroom.evidence import Evidence, Finding, Severity
+from cleanroom.image_hygiene import examine_image
 from cleanroom.inventory import inventory
 from cleanroom.jit import JitReport
 from cleanroom.lock import Lock
@@ -40,27 +41,32 @@ def examine(
     wheels: Mapping[str, Path],
     store: Store,
     *,
+    image: Path | None = None,
     jit: JitReport | None = None,
     surveys: tuple[Survey, ...] = (),
 ) -> Evidence:
-    """Read what was built, by component, in the folder `out` of the target. Raises RecordError for a damaged note."""
+    """Read what was built: by component, in the folder `out` of the target, and the image (an OCI archive) if one was made.
+
+    Raises RecordError for a damaged note, IntegrityError for an image that cannot be read.
+    """
     asked = {name: tuple(map(str, target.architectures_of(name))) for name in wheels if architectures_matter(envs, name)}
     folder = out / "components"
     gathered = evidence.gather(asked, folder, envs.components, envs.table)
     rules = hygiene.read_rules(Project().envs_dir)  # about systems and drivers, whatever project the target is of
-    providers = [store.path_of(e.sha256) for e in lock.group("python") if e.file_name.endswith(".whl")]
+    others = {e.name: store.path_of(e.sha256) for e in lock.group("python") if e.file_name.endswith(".whl")}
     place = hygiene.Place(
         platform=target.platform,
         glibc=base.glibc,
         packages=frozenset(e.name for e in lock.group("base")),
-        libraries=hygiene.libraries_in(providers),
+        libraries=hygiene.libraries_in(others.values()),
         traces=hygiene.machine_traces(),
     )
     problems = inventory(envs, target, lock, store).problems
     found = (
         *gathered.findings,
-        *hygiene.examine(wheels, place, rules),
-        *hygiene.unresolved(wheels, providers, rules),
+        *hygiene.examine(wheels, others, place, rules),
+        *hygiene.unresolved(wheels, others.values(), rules),
+        *(examine_image(image, place, rules) if image else ()),
         *noted(folder, wheels),
         *(at_run_time(jit) if jit else ()),
         *(problem for problem in problems if problem.component in wheels),

@@ -12,18 +12,17 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from cleanroom.arch_table import release
+from cleanroom.binary.dynamic import Library, read_library
 from cleanroom.binary.elf import UNDEFINED, Symbol, reading, symbols
 from cleanroom.binary.wheel import is_elf, members
+from cleanroom.envs import IMAGE
 from cleanroom.errors import IntegrityError
 from cleanroom.evidence import NAMED, Finding, Severity
-from cleanroom.strict_yaml import Item, read_file
+from cleanroom.strict_yaml import Fields, Item, read_file
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,14 @@ class Driver:
     symbols: str
     by: str
 
-    def brings(self, library: str) -> bool:
-        """Whether a library of this file name is the driver's."""
-        return any(fnmatch.fnmatchcase(library, name) for name in self.names)
+
+@dataclass(frozen=True)
+class Optional:
+    """Libraries that an image does without: file names with wildcards, who brings them, and what does not work then."""
+
+    names: tuple[str, ...]
+    by: str
+    without: str
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,26 @@ class Rules:
 
     system: Mapping[str, str]
     drivers: tuple[Driver, ...]
+    optional: tuple[Optional, ...]
     machines: Mapping[str, str]
     versions: Mapping[str, Mapping[str, str]]
 
     def driver_of(self, library: str) -> Driver | None:
         """The driver that brings a library, None if none does."""
-        return next((driver for driver in self.drivers if driver.brings(library)), None)
+        return next((driver for driver in self.drivers if _is_one_of(library, driver.names)), None)
+
+    def optional_of(self, library: str) -> Optional | None:
+        """What an image may lack that brings a library, None if nothing does."""
+        return next((optional for optional in self.optional if _is_one_of(library, optional.names)), None)
 
     def newest(self, glibc: str) -> Mapping[str, str]:
         """The newest symbol versions on a system with this glibc; of the nearest older one where the table has a gap."""
-        known = max((g for g in self.versions if _numbers(g) <= _numbers(glibc)), key=_numbers, default=None)
+        known = max((g for g in self.versions if release(g) <= release(glibc)), key=release, default=None)
         return {"GLIBC": glibc, **(self.versions[known] if known else {})}
+
+
+def _is_one_of(library: str, names: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(library, name) for name in names)
 
 
 def read_rules(envs: Path) -> Rules:
@@ -64,7 +77,7 @@ def read_rules(envs: Path) -> Rules:
 
 
 def _rules(item: Item) -> Rules:
-    top = item.fields(["system", "driver", "machines", "versions"])
+    top = item.fields(["system", "driver", "optional", "machines", "versions"])
     drivers = []
     for entry in top.items("driver"):
         fields = entry.fields(["names", "symbols", "by"])
@@ -74,9 +87,14 @@ def _rules(item: Item) -> Rules:
     return Rules(
         system={library: package.text() for library, package in top.entries("system")},
         drivers=tuple(drivers),
+        optional=tuple(_optional(entry.fields(["names", "by", "without"])) for entry in top.items("optional")),
         machines={platform: machine.text() for platform, machine in top.entries("machines")},
         versions={g: {k: _version(v) for k, v in row.entries()} for g, row in top.entries("versions")},
     )
+
+
+def _optional(fields: Fields) -> Optional:
+    return Optional(fields.texts("names", least=1), fields.text("by"), fields.text("without"))
 
 
 def _is_pattern(text: str) -> bool:
@@ -108,11 +126,14 @@ class Place:
     traces: Mapping[str, str] = field(default_factory=dict)
 
 
-def examine(wheels: Mapping[str, Path], place: Place, rules: Rules) -> tuple[Finding, ...]:
-    """All findings about the wheels of a target, by component. Raises IntegrityError for a wheel that cannot be read."""
+def examine(wheels: Mapping[str, Path], others: Mapping[str, Path], place: Place, rules: Rules) -> tuple[Finding, ...]:
+    """All findings about the wheels of a target, by component. `others`: those of the environment, by distribution.
+
+    Raises IntegrityError for a wheel that cannot be read.
+    """
     brought = place.libraries | libraries_in(wheels.values())
     findings = [f for component, wheel in wheels.items() for f in _of_wheel(component, wheel, place, brought, rules)]
-    return (*findings, *overlaps(wheels))
+    return (*findings, *overlaps(wheels, others))
 
 
 def libraries_in(wheels: Iterable[Path]) -> frozenset[str]:
@@ -120,15 +141,15 @@ def libraries_in(wheels: Iterable[Path]) -> frozenset[str]:
     return frozenset(PurePosixPath(i.filename).name for w in wheels for i in _contents(w) if _LIBRARY.search(i.filename))
 
 
-def overlaps(wheels: Mapping[str, Path]) -> tuple[Finding, ...]:
+def overlaps(wheels: Mapping[str, Path], others: Mapping[str, Path]) -> tuple[Finding, ...]:
     """Paths that two wheels install with different bytes: which one is there afterwards depends on the order."""
     owners: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-    for component, wheel in wheels.items():
+    for name, wheel in {**others, **wheels}.items():
         for item in _contents(wheel):
-            owners[item.filename].setdefault((item.CRC, item.file_size), component)
+            owners[_installed_as(item.filename)].setdefault((item.CRC, item.file_size), name)
     return tuple(
         Finding(
-            min(content.values()),
+            next((name for name in sorted(content.values()) if name in wheels), IMAGE),
             "shared path",
             "fails",
             f"{path} is installed by {' and by '.join(sorted(content.values()))}, with different bytes",
@@ -136,6 +157,11 @@ def overlaps(wheels: Mapping[str, Path]) -> tuple[Finding, ...]:
         for path, content in sorted(owners.items())
         if len(content) > 1
     )
+
+
+def _installed_as(path: str) -> str:
+    """Where the environment gets a file of a wheel: what lies below <name>.data/ goes to a folder by its kind."""
+    return _DATA.sub(lambda found: "" if found[1] in ("purelib", "platlib") else f"{found[1]}/", path)
 
 
 def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rules) -> tuple[Finding, ...]:
@@ -147,20 +173,20 @@ def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rul
     are not looked for.
     """
     ours = {
-        (component, file): (_sought(data), _library(file, data))
+        (component, file): (_sought(data), read_library(file, data))
         for component, wheel in wheels.items()
         for file, data in members(wheel)
         if is_elf(data)
     }
     missing = {s for sought, library in ours.values() for s in sought if not _of_a_driver(s, [library], rules)}
     known = {name: wheel for wheel in [*wheels.values(), *providers] for name in libraries_in([wheel])}
-    read: dict[str, _Library] = {}
+    read: dict[str, Library] = {}
     wanted = {name for _, library in ours.values() for name in library.needed}
     while missing and (level := {name for name in wanted - set(read) if name in known}):
         for wheel in dict.fromkeys(known[name] for name in sorted(level)):
             for file, data in members(wheel, lambda path: PurePosixPath(path).name in level):
                 missing -= _exported(data)
-                library = read[PurePosixPath(file).name] = _library(file, data)
+                library = read[PurePosixPath(file).name] = read_library(file, data)
                 wanted.update(library.needed)
     findings = []
     for (component, file), (sought, library) in ours.items():
@@ -171,13 +197,13 @@ def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rul
     return tuple(findings)
 
 
-def _of_a_driver(symbol: str, libraries: Iterable[_Library], rules: Rules) -> bool:
+def _of_a_driver(symbol: str, libraries: Iterable[Library], rules: Rules) -> bool:
     """Whether a driver that one of the libraries needs has a function of this name."""
     drivers = [d for library in libraries for name in library.needed if (d := rules.driver_of(name))]
     return any(re.match(driver.symbols, symbol) for driver in drivers)
 
 
-def _with_dependencies(library: _Library, read: Mapping[str, _Library]) -> list[_Library]:
+def _with_dependencies(library: Library, read: Mapping[str, Library]) -> list[Library]:
     tree, names = [library], {""}
     for each in tree:  # grows while it is walked
         tree += [read[name] for name in each.needed if name in read and name not in names]
@@ -218,9 +244,9 @@ def machine_traces() -> dict[str, str]:
 
 # --- one wheel -------------------------------------------------------------------------------------------------------
 
+_DATA = re.compile(r"^[^/]+\.data/([^/]+)/")
 _LIBRARY = re.compile(r"\.so(\.[0-9]+)*$")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
-_SYMBOL_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9]+(?:\.[0-9]+)*)")
 _TAG = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)|(manylinux1|manylinux2010|manylinux2014)_(\w+)")
 _OLD_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
 _INTERPRETER = ("Py", "_Py")
@@ -229,32 +255,18 @@ _TELLING = 5
 """A shorter name would be found in files that have nothing to do with it."""
 
 
-@dataclass(frozen=True)
-class _Library:
-    file: str
-    machine: str
-    soname: str
-    needed: tuple[str, ...]
-    search_path: tuple[str, ...]
-    newest: Mapping[str, str]
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset({PurePosixPath(self.file).name, self.soname}) - {""}
-
-
 def _of_wheel(component: str, wheel: Path, place: Place, brought: frozenset[str], rules: Rules) -> Iterator[Finding]:
     promised = _promised_glibc(wheel)
     traced: dict[str, list[str]] = defaultdict(list)
     native = False
     for file, data in members(wheel):
         for text in (place.build_folder, *place.traces):
-            if _occurs(text, data):
+            if occurs(text, data):
                 traced[text].append(file)
         if not is_elf(data):
             continue
         native = True
-        library = _library(file, data)
+        library = read_library(file, data)
         for kind, severity, message in _objections(library, place, brought, promised, rules):
             yield Finding(component, kind, severity, f"{file} {message}")
     if native and wheel.stem.endswith("-any"):
@@ -269,7 +281,7 @@ def _of_wheel(component: str, wheel: Path, place: Place, brought: frozenset[str]
 
 
 def _objections(
-    library: _Library, place: Place, brought: frozenset[str], promised: str, rules: Rules
+    library: Library, place: Place, brought: frozenset[str], promised: str, rules: Rules
 ) -> Iterator[tuple[str, Severity, str]]:
     if library.machine == "EM_CUDA":
         return
@@ -292,7 +304,7 @@ def _objections(
     limits = {f"the wheel's tag promises glibc {promised}": promised, f"the image has glibc {place.glibc}": place.glibc}
     for reason, glibc in limits.items():
         for family, newest in rules.newest(glibc).items() if glibc else ():
-            if _numbers(library.newest.get(family, "0")) > _numbers(newest):
+            if release(library.newest.get(family, "0")) > release(newest):
                 message = f"needs {family}_{library.newest[family]}, and {reason}, which has {family}_{newest} at most"
                 yield "symbol version", "fails", message
 
@@ -315,34 +327,6 @@ def _search_path(entry: str, file: str, place: Place) -> Iterator[tuple[str, Sev
         yield kind, "fails", f"searches {entry}, which is not part of the image"
 
 
-def _library(file: str, data: bytes) -> _Library:
-    with reading(data) as elf:
-        dynamic = next((s for s in elf.iter_sections() if isinstance(s, DynamicSection)), None)
-        tags: list[Any] = list(dynamic.iter_tags()) if dynamic else []
-        by_tag = {kind: [t for t in tags if t.entry.d_tag == kind] for kind in ("DT_SONAME", "DT_NEEDED", "DT_RPATH", "DT_RUNPATH")}
-        paths: list[str] = [t.rpath for t in by_tag["DT_RPATH"]] + [t.runpath for t in by_tag["DT_RUNPATH"]]
-        return _Library(
-            file=file,
-            machine=str(elf["e_machine"]),
-            soname=next((t.soname for t in by_tag["DT_SONAME"]), ""),
-            needed=tuple(t.needed for t in by_tag["DT_NEEDED"]),
-            search_path=tuple(entry for path in paths for entry in path.split(":")),
-            newest=_newest_versions(elf),
-        )
-
-
-def _newest_versions(elf: ELFFile) -> dict[str, str]:
-    """Of each family of symbol versions, the newest that the file needs."""
-    newest: dict[str, str] = {}
-    for section in elf.iter_sections():
-        if isinstance(section, GNUVerNeedSection):
-            for _, versions in section.iter_versions():
-                for version in versions:
-                    if found := _SYMBOL_VERSION.fullmatch(version.name):
-                        newest[found[1]] = max(newest.get(found[1], "0"), found[2], key=_numbers)
-    return newest
-
-
 def _promised_glibc(wheel: Path) -> str:
     """The oldest glibc that the wheel's tag promises to run on; "" where it promises none (linux_x86_64, any)."""
     try:
@@ -350,10 +334,10 @@ def _promised_glibc(wheel: Path) -> str:
     except InvalidWheelFilename:
         return ""
     found = [m for platform in platforms if (m := _TAG.fullmatch(platform))]
-    return min((_OLD_TAGS[m[4]] if m[4] else f"{m[1]}.{m[2]}" for m in found), key=_numbers, default="")
+    return min((_OLD_TAGS[m[4]] if m[4] else f"{m[1]}.{m[2]}" for m in found), key=release, default="")
 
 
-def _occurs(text: str, data: bytes) -> bool:
+def occurs(text: str, data: bytes) -> bool:
     """Whether the text stands in the bytes as a word of its own, or begins a path."""
     wanted = text.encode()
     if wanted not in data:
@@ -367,7 +351,3 @@ def _contents(wheel: Path) -> list[zipfile.ZipInfo]:
             return [item for item in archive.infolist() if not item.is_dir()]
     except (OSError, zipfile.BadZipFile) as error:
         raise IntegrityError(f"{wheel.name} cannot be read as a wheel: {error}.") from None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

@@ -34,7 +34,7 @@ def told(findings: Iterable[Finding], kind: str) -> list[str]:
 
 
 def examined(tmp_path: Path, files: Mapping[str, bytes], rules: Rules, place: Place = PLACE, **named: str) -> tuple[Finding, ...]:
-    return examine({"things": wheel(tmp_path, files, **named)}, place, rules)
+    return examine({"things": wheel(tmp_path, files, **named)}, {}, place, rules)
 
 
 def test_libraries_of_the_system_the_driver_and_other_wheels_are_no_finding(tmp_path: Path, rules: Rules) -> None:
@@ -128,9 +128,30 @@ def test_the_traces_of_this_machine_are_long_enough_to_mean_something(monkeypatc
 def test_a_path_that_two_wheels_install_with_different_bytes_fails(tmp_path: Path) -> None:
     first = wheel(tmp_path / "1", {"shared/a.py": b"1", "same.py": b"0"})
     second = wheel(tmp_path / "2", {"shared/a.py": b"2", "same.py": b"0"})
-    (finding,) = overlaps({"one": first, "two": second})
+    (finding,) = overlaps({"one": first, "two": second}, {})
     assert (finding.kind, finding.severity) == ("shared path", "fails")
     assert finding.message == "shared/a.py is installed by one and by two, with different bytes"
+
+
+@pytest.mark.parametrize(("path", "same"), [("a.py", True), ("x-1.data/purelib/a.py", True), ("x-1.data/scripts/a.py", False)])
+def test_a_wheel_of_others_that_installs_our_path_is_told_of_our_component(tmp_path: Path, path: str, same: bool) -> None:
+    ours, theirs = wheel(tmp_path / "1", {"a.py": b"1"}), wheel(tmp_path / "2", {path: b"2"})
+    found = overlaps({"zone": ours}, {"alien": theirs})
+    assert [f.component for f in found] == (["zone"] if same else [])
+
+
+def test_two_wheels_of_others_that_install_one_path_are_told_of_the_image(tmp_path: Path) -> None:
+    first, second = wheel(tmp_path / "1", {"a.py": b"1"}), wheel(tmp_path / "2", {"a.py": b"2"})
+    assert [f.component for f in overlaps({}, {"one": first, "two": second})] == ["image"]
+
+
+def test_an_empty_search_path_is_none(tmp_path: Path, rules: Rules) -> None:
+    """The loader ignores an empty RUNPATH, as cuSPARSELt has; an empty entry in one is the current folder."""
+    path = b"/opt/venv/lib:/srv/old/lib:/usr/local/cuda/lib64/stubs:$ORIGIN/../lib:$ORIGIN/../../lib::lib"
+    data = binary("needy.so")
+    assert path in data
+    findings = examined(tmp_path, {"pkg/a.so": data.replace(path, bytes(len(path)))}, rules)
+    assert told(findings, "library search path") == []
 
 
 def test_a_function_that_no_library_has_any_more_is_named(tmp_path: Path, rules: Rules) -> None:
@@ -167,7 +188,7 @@ def test_a_damaged_wheel_or_library_is_an_error(tmp_path: Path, rules: Rules) ->
     (tmp_path / "a.whl").write_text("text")
     for damaged in (tmp_path / "a.whl", wheel(tmp_path, {"a.so": binary("needy.so")[:1500]})):
         with pytest.raises(IntegrityError):
-            examine({"things": damaged}, PLACE, rules)
+            examine({"things": damaged}, {}, PLACE, rules)
 
 
 def test_a_library_with_device_code_is_read_like_any_other(tmp_path: Path, rules: Rules) -> None:
@@ -177,7 +198,7 @@ def test_a_library_with_device_code_is_read_like_any_other(tmp_path: Path, rules
 
 def test_every_mistake_in_the_rules_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "libraries.yaml").write_text(
-        "system: {libc.so.6: 6}\ndriver:\n  - {names: [], symbols: '(', by: x}\nmachines: {}\nversions: {\"2.17\": {GLIBC: new}}\n"
+        "system: {libc.so.6: 6}\ndriver:\n  - {names: [], symbols: '(', by: x}\noptional: []\nmachines: {}\nversions: {\"2.17\": {GLIBC: new}}\n"
     )
     with pytest.raises(EnvsError) as raised:
         read_rules(tmp_path)

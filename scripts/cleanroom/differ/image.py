@@ -1,27 +1,21 @@
 """OCI images compared: configuration field by field, layers file by file.
 
-Format: the OCI image layout and image manifest specifications, version 1.0, as one tar file. Layers are read as streams;
-only files that differ are unpacked, into a temporary folder, under numbers for names.
+Layers are read as streams; only files that differ are unpacked, into a temporary folder, under numbers for names.
 """
 
 from __future__ import annotations
 
 import errno
-import gzip
 import hashlib
-import json
 import shutil
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any
-
-import zstandard
+from typing import Any
 
 from cleanroom.differ.causes import (
     COMPRESSION,
@@ -40,11 +34,11 @@ from cleanroom.differ.causes import (
     graded,
 )
 from cleanroom.differ.content import compare_content, only_in_one
-from cleanroom.errors import DiskFull, IntegrityError
+from cleanroom.errors import DiskFull
+from cleanroom.image_archive import ImageArchive, Layer, name_of, opened
 from cleanroom.record import Level
 from cleanroom.verification import Difference
 
-_ATTESTATION = "vnd.docker.reference.type"
 _ANYONE_WRITES = 0o022
 _CHUNK = 1 << 20
 _LARGEST_EXPLAINED = 1 << 29
@@ -60,7 +54,7 @@ def compare_images(first: Path, second: Path) -> tuple[Level, tuple[Difference, 
     "identical image": the same manifest, whatever the archives around it look like. Raises IntegrityError if one of them
     cannot be read.
     """
-    with _image(first) as ours, _image(second) as theirs:
+    with opened(first) as ours, opened(second) as theirs:
         if ours.digest == theirs.digest:
             return "identical image", ()
         found = [*_compare_settings(ours, theirs), *_compare_layers(ours, theirs)]
@@ -70,122 +64,10 @@ def compare_images(first: Path, second: Path) -> tuple[Level, tuple[Difference, 
     return graded("image", found, "identical image")
 
 
-# reading
-
-
-@dataclass(frozen=True)
-class _Image:
-    """An open image: its manifest by digest, its configuration, and the archive that its blobs are in."""
-
-    archive: tarfile.TarFile
-    digest: str
-    manifest: Mapping[str, Any]
-    config: Mapping[str, Any]
-
-    def layers(self) -> list[_Layer]:
-        contents = self.config.get("rootfs", {}).get("diff_ids", [])
-        return [_Layer(self.archive, str(d["digest"]), str(c)) for d, c in zip(self.manifest["layers"], contents, strict=True)]
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A layer: `digest` is of the blob, `content` of the tar in it."""
-
-    archive: tarfile.TarFile
-    digest: str
-    content: str
-
-    @contextmanager
-    def opened(self) -> Iterator[tarfile.TarFile]:
-        """The tar as a stream: to be read once, from its beginning to its end."""
-        with (
-            _reading(f"{self.digest} in {self.archive.name!r}"),
-            _decompressed(_blob(self.archive, self.digest)) as stream,
-            tarfile.open(fileobj=stream, mode="r|") as layer,
-        ):
-            yield layer
-
-
-def _blob(archive: tarfile.TarFile, digest: str) -> IO[bytes]:
-    return _member(archive, f"blobs/{digest.replace(':', '/')}")
-
-
-def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    try:
-        content = archive.extractfile(name)
-    except KeyError:
-        content = None
-    if content is None:
-        raise tarfile.ReadError(f"{name} is not in it")
-    return content
-
-
-def _document(archive: tarfile.TarFile, digest: str) -> dict[str, Any]:
-    data = _blob(archive, digest).read()
-    if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
-        raise tarfile.ReadError(f"{digest} was altered")
-    return dict(json.loads(data))
-
-
-@contextmanager
-def _decompressed(blob: IO[bytes]) -> Iterator[IO[bytes]]:
-    magic = blob.read(4)
-    blob.seek(0)
-    if magic == b"\x28\xb5\x2f\xfd":
-        with zstandard.ZstdDecompressor().stream_reader(blob, read_across_frames=True) as stream:
-            yield stream
-    elif magic[:2] == b"\x1f\x8b":
-        with gzip.GzipFile(fileobj=blob) as unzipped:
-            yield unzipped  # type: ignore[misc]  # a GzipFile reads like any binary file
-    else:
-        yield blob
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, tarfile.TarError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
-        raise _unreadable(what, error) from None
-
-
-def _unreadable(what: object, error: Exception) -> IntegrityError:
-    return IntegrityError(
-        f"{what} cannot be read as an image: {str(error) or type(error).__name__}.",
-        means="It is missing, cut off or damaged, or is not an OCI archive.",
-        next_step="build the image again, or give the path of an OCI archive",
-    )
-
-
-@contextmanager
-def _image(path: Path) -> Iterator[_Image]:
-    with ExitStack() as stack:
-        try:
-            archive = stack.enter_context(tarfile.open(path, "r:"))
-            digest = _manifest_of(archive, json.load(_member(archive, "index.json")))
-            manifest = _document(archive, digest)
-            image = _Image(archive, digest, manifest, _document(archive, str(manifest["config"]["digest"])))
-            image.layers()
-        # What documents of another form lead to.
-        except (OSError, EOFError, tarfile.TarError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise _unreadable(path, error) from None
-        yield image
-
-
-def _manifest_of(archive: tarfile.TarFile, index: Mapping[str, Any]) -> str:
-    """The digest of the one image in an index, at whatever depth; attestations beside it do not count."""
-    images = [m for m in index["manifests"] if _ATTESTATION not in m.get("annotations", {})]
-    if len(images) != 1:
-        raise tarfile.ReadError(f"it holds {len(images)} images, one is needed")
-    digest = str(images[0]["digest"])
-    inner = _document(archive, digest)
-    return _manifest_of(archive, inner) if "manifests" in inner else digest
-
-
 # manifest and configuration
 
 
-def _compare_settings(ours: _Image, theirs: _Image) -> Iterator[Located]:
+def _compare_settings(ours: ImageArchive, theirs: ImageArchive) -> Iterator[Located]:
     a, b = dict(_flat("", ours.config)), dict(_flat("", theirs.config))
     a |= {f"manifest{k}": v for k, v in _flat("", _without_blobs(ours.manifest))}
     b |= {f"manifest{k}": v for k, v in _flat("", _without_blobs(theirs.manifest))}
@@ -224,7 +106,7 @@ def _flat(path: str, value: object) -> Iterator[tuple[str, object]]:
 # layers
 
 
-def _compare_layers(ours: _Image, theirs: _Image) -> Iterator[Located]:
+def _compare_layers(ours: ImageArchive, theirs: ImageArchive) -> Iterator[Located]:
     sides = ours.layers(), theirs.layers()
     contents = [[layer.content for layer in side] for side in sides]
     common = set(contents[0]) & set(contents[1])
@@ -260,13 +142,13 @@ class _Entry:
 _TIMES = ("mtime", "atime", "ctime", "LIBARCHIVE.creationtime")
 
 
-def _entries(layer: _Layer) -> dict[str, _Entry]:
+def _entries(layer: Layer) -> dict[str, _Entry]:
     found: dict[str, _Entry] = {}
     with layer.opened() as tar:
         for item in tar:
-            name, again = _name(item), 2
+            name, again = name_of(item), 2
             while name in found:
-                name, again = f"{_name(item)} (number {again})", again + 1
+                name, again = f"{name_of(item)} (number {again})", again + 1
             found[name] = _Entry(
                 mode=item.mode,
                 owner=(item.uid, item.gid, item.uname, item.gname),
@@ -281,16 +163,12 @@ def _entries(layer: _Layer) -> dict[str, _Entry]:
     return found
 
 
-def _name(item: tarfile.TarInfo) -> str:
-    return item.name.removeprefix("./").strip("/")
-
-
 def _hashed(tar: tarfile.TarFile, item: tarfile.TarInfo) -> str:
     content = tar.extractfile(item)
     return hashlib.file_digest(content, "sha256").hexdigest() if content else ""  # type: ignore[arg-type]  # reads like a file
 
 
-def _compare_layer(part: str, first: _Layer, second: _Layer) -> Iterator[Located]:
+def _compare_layer(part: str, first: Layer, second: Layer) -> Iterator[Located]:
     ours, theirs = _entries(first), _entries(second)
     common = [name for name in ours if name in theirs]
     before = 0
@@ -363,7 +241,7 @@ def _room_for(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _unpacked(layer: _Layer, wanted: set[str], folder: Path) -> dict[str, Path]:
+def _unpacked(layer: Layer, wanted: set[str], folder: Path) -> dict[str, Path]:
     """The wanted regular files of a layer, each written to a file whose name is a number."""
     places: dict[str, Path] = {}
     if not wanted:
@@ -372,7 +250,7 @@ def _unpacked(layer: _Layer, wanted: set[str], folder: Path) -> dict[str, Path]:
     with layer.opened() as tar:
         seen: dict[str, int] = {}
         for item in tar:
-            plain = _name(item)
+            plain = name_of(item)
             seen[plain] = seen.get(plain, 0) + 1
             name = plain if seen[plain] == 1 else f"{plain} (number {seen[plain]})"
             content = tar.extractfile(item) if name in wanted and item.isreg() else None
