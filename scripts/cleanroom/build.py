@@ -24,6 +24,7 @@ from cleanroom import render as rendering
 from cleanroom.base import Base
 from cleanroom.check import preflight
 from cleanroom.component import Component
+from cleanroom.conflicts import refuse_known_conflicts
 from cleanroom.console import Console, StepView
 from cleanroom.contexts import contexts
 from cleanroom.embedded import Surroundings
@@ -148,6 +149,7 @@ def prepare(project: Project, envs: Envs, target_name: str, base_name: str | Non
         raise UnknownName(f"{target.name} is not defined on base {base.name!r}.", means=f"Its bases are {', '.join(target.bases)}.")
     lock = read_lock(lock_path(project.root, f"{target.name}-{base.name}"), inputs=envs.inputs_checksum(target.name, base.name))
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
+    refuse_known_conflicts(lock)
     rendered = rendering.render(envs, target, base, lock)
     folder = project.dockerfiles_dir / rendered.name
     rendering.check(rendered, folder)

@@ -15,6 +15,7 @@ from cleanroom import evidence, hygiene
 from cleanroom.base import Base
 from cleanroom.envs import Envs
 from cleanroom.evidence import Evidence, Finding, Severity
+from cleanroom.failure_tables import SILENT
 from cleanroom.image_hygiene import examine_image
 from cleanroom.inventory import inventory
 from cleanroom.jit import JitReport
@@ -29,7 +30,8 @@ DEGRADES: Severity = "degrades"
 NOTE: Severity = "note"
 
 FINDINGS = "findings.jsonl"
-"""What a container leaves beside the wheel, one finding a line."""
+LOG = "build.log"
+"""What a container leaves beside the wheel: one finding a line, and what its build wrote."""
 
 
 def examine(
@@ -68,6 +70,7 @@ def examine(
         *hygiene.unresolved(wheels, others.values(), rules),
         *(examine_image(image, place, rules) if image else ()),
         *noted(folder, wheels),
+        *warned(folder, wheels),
         *(at_run_time(jit) if jit else ()),
         *(problem for problem in problems if problem.component in wheels),
     )
@@ -106,6 +109,17 @@ def noted(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
             what = " ".join(part for part in (same[0].get("architecture", ""), kernel) if part) or kind
             more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
             yield Finding(component, kind, "degrades", f"{what}: {same[0]['message']}{more}")
+
+
+def warned(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
+    """What the tools only warned of in the log of each component, although it is not what was asked for."""
+    for component in components:
+        path = folder / component / LOG
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        for kind, pattern in SILENT:
+            if found := list(dict.fromkeys(match["message"] for line in lines if (match := pattern.match(line)))):
+                more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+                yield Finding(component, kind, "degrades", f"only a warning in the log: {found[0]}{more}")
 
 
 def settled(findings: Iterable[Finding], target: Target, built: Iterable[str]) -> tuple[Finding, ...]:

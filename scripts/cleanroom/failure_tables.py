@@ -323,3 +323,11 @@ HINTS: tuple[tuple[Kind, str, str], ...] = (
     ("timeout", "", "give it more time, or fewer jobs; finished work is kept"),
 )
 """Kind, a pattern searched in the message (or in the header or tool it names), and what helps. The first that fits."""
+
+SILENT: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("device link", re.compile(r"nvlink warning *: (?P<message>SM Arch \([^)]*\) not found.*)")),
+    ("architecture of the machine", re.compile(r"nvcc warning *: (?P<message>Cannot find valid GPU for '-arch=native'.*)")),
+    ("architecture of the machine", re.compile(r".*(?P<message>TORCH_CUDA_ARCH_LIST is not set, all archs for visible cards.*)")),
+    ("library not found", re.compile(r"\S*\bld(?:\.\w+)?: (?P<message>warning: \S+, needed by \S+, not found.*)")),
+)
+"""Kind of finding, and the line in the log of a build that succeeded without what it was asked for."""

@@ -31,6 +31,7 @@ from cleanroom import fetch as fetching
 from cleanroom.base import Base
 from cleanroom.cann import examine
 from cleanroom.component import Component
+from cleanroom.conflicts import refuse_known_conflicts
 from cleanroom.console import Console
 from cleanroom.envs import Envs
 from cleanroom.errors import IntegrityError, LockError, ResolveError
@@ -69,7 +70,7 @@ def resolve(
 
     If nothing changed since the lock that is there, that lock comes back, epoch and all: a build stays the same build.
     Raises ResolveError (no solution, a signature that is wrong, an index that does not answer), FetchError,
-    IntegrityError; for what an operator brought also CannotBuildHere and ToolchainError.
+    IntegrityError, ToolchainError for what is known not to work together; for what an operator brought also CannotBuildHere.
     """
     components = tuple(s.of(envs.component(s.component)) for s in target.components)
     console.info(f"Resolving {target.name} on {base.name}")
@@ -91,6 +92,7 @@ def resolve(
         notes=(*debian_notes, *python_notes, *installer_notes),
         entries=tuple(sorted({*sources, *examined, *debian, *toolkit, *environment})),
     )
+    refuse_known_conflicts(lock)
     return _same_or_new(lock, lock_path(project.root, lock.name))
 
 

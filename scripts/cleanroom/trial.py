@@ -25,6 +25,7 @@ from cleanroom.arch import Arch, parse_arch
 from cleanroom.build import Job, Outcome, Work, refuse_full_disk, resources_for, working
 from cleanroom.check import preflight
 from cleanroom.component import Substitution, Variable
+from cleanroom.conflicts import refuse_known_conflicts
 from cleanroom.console import Console
 from cleanroom.contexts import contexts
 from cleanroom.engine import LocalOutput, open_engine
@@ -169,6 +170,7 @@ def prepare(project: Project, envs: Envs, options: Options, store: Store, consol
     like = start.architectures[0]
     envs = replace(envs, targets={**envs.targets, target.name: target}, jit=jitting.extended(envs.jit, arch, like))
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
+    refuse_known_conflicts(lock)
     out = project.out_dir / f"trial-{arch.sm}"
     return Job(project, envs, target, base, lock, rendering.render(envs, target, base, lock), out / "dockerfile", out, warnings)
 

@@ -21,7 +21,8 @@ from cleanroom.console import Console
 from cleanroom.contexts import contexts
 from cleanroom.engine import BuildRequest, LocalOutput, open_engine
 from cleanroom.envs import load_envs
-from cleanroom.evidence import of_wheel
+from cleanroom.evidence import gather, of_wheel
+from cleanroom.examine import warned
 from cleanroom.failures import Failure, classify
 from cleanroom.lock import lock_path, read_lock
 from cleanroom.project import REPOSITORY, Project
@@ -56,6 +57,26 @@ COPY --from=try-cases /out/ /
 KERNEL = "__global__ void scale(float* x) { x[threadIdx.x] *= 2; }\n"
 GUARDED = 'template <int N> __global__ void need() {\n#ifdef __CUDA_ARCH__\nstatic_assert(__CUDA_ARCH__ >= 1000, "needs SM100");\n#endif\n}\n'
 LIBRARY = "nvcc -shared -Xcompiler -fPIC -objtemp"
+OF_SM100 = """
+extern "C" __global__ void scale(float* x) {
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1100
+    x[threadIdx.x] *= 2;
+#else
+    asm volatile("trap;");
+#endif
+}
+"""
+DROPS_SUFFIXES = """
+import subprocess
+codes = []
+for text in "8.9 9.0a".split():
+    try:
+        codes.append(f"{float(text) * 10:.0f}")
+    except ValueError:
+        pass
+flags = [part for c in codes for part in ("-gencode", f"arch=compute_{c},code=sm_{c}")]
+subprocess.run(["nvcc", "-shared", "-Xcompiler", "-fPIC", *flags, "a.cu", "-o", "a.so"], check=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,22 @@ CASES: Mapping[str, Case] = {
     "right pass": Case(
         ("nvcc -gencode arch=compute_100a,code=sm_100a -c a.cu",), {"a.cu": GUARDED + "template __global__ void need<1>();\n"}
     ),
+    "lost architecture": Case(
+        (
+            "nvcc -rdc=true -Xcompiler -fPIC -gencode arch=compute_100a,code=sm_100a -c a.cu b.cu",
+            "nvcc -dlink -Xcompiler -fPIC a.o b.o -o device.o",
+            "g++ -shared a.o b.o device.o -o a.so",
+        ),
+        {
+            "a.cu": "__device__ float half(float);\n__global__ void scale(float* x) { *x = half(*x); }\n",
+            "b.cu": "__device__ float half(float x) { return x / 2; }\n",
+        },
+    ),
+    "dropped suffix": Case(("python3 setup.py",), {"a.cu": KERNEL, "setup.py": DROPS_SUFFIXES}),
+    "more than asked": Case(
+        (f"{LIBRARY} -gencode arch=compute_100a,code=sm_100a -gencode arch=compute_103a,code=sm_103a a.cu -o a.so",)
+    ),
+    "only stubs": Case((f"{LIBRARY} -gencode arch=compute_120f,code=sm_120f a.cu -o a.so",), {"a.cu": OF_SM100}),
     "system header": Case(("g++ -c a.cpp",), {"a.cpp": "#include <elfutils/libdwfl.h>\n"}),
     "host compiler": Case(
         ("nvcc -ccbin ./too-new -arch sm_100a -c a.cu",),
@@ -200,6 +237,35 @@ def test_where_machine_code_runs_is_read_from_it(
 ) -> None:
     found = of_wheel(tried[name].wheel(tmp_path), load_envs(REPOSITORY / "envs").table).runs_on
     assert {capability: found[capability] for capability in runs_on} == dict(runs_on)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "found", "kind", "says"),
+    [
+        ("lost architecture", "sm_100a", (), "missing architecture", "holds sm_75"),  # D03
+        ("dropped suffix", "sm_89 sm_90a", ("sm_89",), "missing architecture", "asked for sm_90a"),  # D07
+        ("more than asked", "sm_100a", ("sm_100a", "sm_103a"), "surplus architecture", "sm_103a, which was not asked for"),  # D09
+        ("only stubs", "sm_120f", (), "missing architecture", "all 1 kernels compiled for it are stubs"),  # D11
+    ],
+)
+def test_a_green_build_that_is_not_what_was_asked_for_is_told(
+    tried: Mapping[str, Tried], name: str, asked: str, found: tuple[str, ...], kind: str, says: str, tmp_path: Path
+) -> None:
+    tried[name].wheel(tmp_path / "flashmla")
+    envs = load_envs(REPOSITORY / "envs")
+    evidence = gather({"flashmla": tuple(asked.split())}, tmp_path, envs.components, envs.table)
+    assert evidence.components[0].found == found
+    assert any(f.kind == kind and says in f.message for f in evidence.findings), evidence.findings
+
+
+def test_a_device_link_that_loses_the_architecture_is_told_from_the_log_too(
+    tried: Mapping[str, Tried], tmp_path: Path
+) -> None:  # D03
+    (tmp_path / "flashmla").mkdir()
+    (tmp_path / "flashmla" / "build.log").write_text(tried["lost architecture"].log)
+    (finding,) = warned(tmp_path, ["flashmla"])
+    assert (finding.kind, finding.severity) == ("device link", "degrades")
+    assert "SM Arch" in finding.message
 
 
 def examined(path: Path) -> list[tuple[str, str]]:

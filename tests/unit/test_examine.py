@@ -10,7 +10,7 @@ import pytest
 
 from cleanroom.envs import load_envs
 from cleanroom.evidence import Finding
-from cleanroom.examine import at_run_time, noted, settled
+from cleanroom.examine import at_run_time, noted, settled, warned
 from cleanroom.jit import JitReport, JitResult, Outcome, Result
 from cleanroom.project import REPOSITORY
 from cleanroom.target import Accepted, Target
@@ -112,3 +112,31 @@ def test_a_family_that_our_list_lacks_costs_a_supported_target_its_verdict_and_o
         at_run_time(jit_report(uncovered=("deepep: impls/new (new_impl)",), gone=("deepep: impls/old",))), sm100, ["deepep"]
     )
     assert [(f.kind, f.severity) for f in found] == [("run-time kernels not tried", "fails"), ("run-time kernels gone", "note")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("device link", "nvlink warning : SM Arch ('sm_52') not found in '/tmp/a.o'"),  # D03
+        ("architecture of the machine", "nvcc warning : Cannot find valid GPU for '-arch=native', default arch is used"),  # D08
+        (
+            "library not found",
+            "/usr/bin/ld: warning: libnvrtc.so.13, needed by libx.so, not found (try using -rpath or -rpath-link)",
+        ),
+    ],
+)
+def test_what_a_green_build_only_warned_of_costs(tmp_path: Path, kind: str, line: str) -> None:
+    (tmp_path / "flashmla").mkdir()
+    (tmp_path / "flashmla" / "build.log").write_text(f"compiling\n{line}\n{line}\nwarning: unused variable\n")
+    (finding,) = warned(tmp_path, ["flashmla", "not-built"])
+    assert (finding.component, finding.kind, finding.severity) == ("flashmla", kind, "degrades")
+    assert finding.message.startswith("only a warning in the log: ")
+    assert "more" not in finding.message
+
+
+def test_different_warnings_of_one_kind_are_told_once_with_their_number(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    lines = [f"nvlink warning : SM Arch ('sm_100a') not found in '/tmp/{n}.o'" for n in range(3)]
+    (tmp_path / "a" / "build.log").write_text("\n".join(lines))
+    (finding,) = warned(tmp_path, ["a"])
+    assert finding.message.endswith("'/tmp/0.o' (and 2 more)")

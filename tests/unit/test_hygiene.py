@@ -202,7 +202,7 @@ def test_every_mistake_in_the_rules_is_named_with_its_line(tmp_path: Path) -> No
     )
     with pytest.raises(EnvsError) as raised:
         read_rules(tmp_path)
-    assert all(text in raised.value.what for text in ("libraries.yaml:1", "libraries.yaml:3", "libraries.yaml:5", "4 mistakes"))
+    assert all(text in raised.value.what for text in ("libraries.yaml:1", "libraries.yaml:3", "libraries.yaml:6", "4 mistakes"))
     with pytest.raises(EnvsError, match="cannot be read"):
         read_rules(tmp_path / "nowhere")
 
