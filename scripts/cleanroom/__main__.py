@@ -34,7 +34,7 @@ from cleanroom.inventory_view import show as show_inventory
 from cleanroom.lock import dump_lock, lock_path, read_lock, write_lock
 from cleanroom.project import REPOSITORY, Project
 from cleanroom.published import compare, published_path, read_published
-from cleanroom.record import read_record
+from cleanroom.record import Record, read_record
 from cleanroom.report import write_report
 from cleanroom.store import Store
 from cleanroom.summary import summarise
@@ -236,11 +236,16 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     chosen = building.Options(tuple(options.component), options.keep_going, options.jobs, not options.no_image)
     record = building.build(job, chosen, Store.default(), console)
     evidence = read_evidence(job.out / "evidence.json")
-    write_report(job.out, record, verification_of(job.out), evidence)
-    _, comparison = compare(record, read_published(published_path(lock_path(project.root, job.lock.name))))
+    comparison = with_published(job, record)
+    write_report(job.out, record, verification_of(job.out), evidence, comparison)
     summarise(record, console, out=job.out, published=comparison, surveys=evidence.surveys)
     building.raise_for(record, evidence)
     return 0
+
+
+def with_published(job: building.Job, record: Record) -> str:
+    """How a build compares with what is published beside its lock, in one sentence."""
+    return compare(record, read_published(published_path(lock_path(job.project.root, job.lock.name))))[1]
 
 
 def trial_verb(options: argparse.Namespace, console: Console) -> int:
@@ -285,7 +290,8 @@ def verify_verb(options: argparse.Namespace, console: Console) -> int:
     )
     verification = verifying.verify(job, chosen, Store.default(), console)
     if options.record is None:
-        write_report(job.out, read_record(job.out / "record.json"), verification, read_evidence(job.out / "evidence.json"))
+        record = read_record(job.out / "record.json")
+        write_report(job.out, record, verification, read_evidence(job.out / "evidence.json"), with_published(job, record))
     verification_view.summarise(verification, console, out=job.out)
     verifying.raise_for(verification, options.at_least)
     return 0

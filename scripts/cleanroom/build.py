@@ -525,7 +525,9 @@ def environment_of(job: Job, probe: Mapping[str, Any]) -> dict[str, str]:
     found = {"os": "Linux", "gcc": job.base.gcc, "python": job.base.python, "toolkit": job.target.toolkit.version, **locked}
     if not probe:
         return found
-    found |= {"os": probe["os"], "gcc": probe["gcc"], "python": probe["python"], "toolkit": probe["toolkit"]}
+    found |= {"os": probe["os"], "gcc": probe["gcc"], "python": probe["python"]}
+    if probe["toolkit"]:  # only nvcc tells its release; of CANN the gate in the container compared it with the lock
+        found["toolkit"] = probe["toolkit"]
     found |= {f"distribution:{name}": version for name, version in probe["distributions"].items()}
     if probe["torch"]:
         found["distribution:torch"] = probe["torch"]["version"]
@@ -535,7 +537,7 @@ def environment_of(job: Job, probe: Mapping[str, Any]) -> dict[str, str]:
 def toolchain_of(probe: Mapping[str, Any]) -> dict[str, str]:
     if not probe:
         return {}
-    tools = {name: str(probe[name]) for name in ("gcc", "glibc", "python", "release", "toolkit")}
+    tools = {name: str(probe[name]) for name in ("gcc", "glibc", "python", "release", "toolkit") if probe[name]}
     return {**tools, **{f"torch {key}": str(value) for key, value in probe["torch"].items()}}
 
 

@@ -307,6 +307,17 @@ HINTS: tuple[tuple[Kind, str, str], ...] = (
         "No module named",
         "add the module's distribution to the component's python.build, or provide the file that the archive lacks",
     ),
+    (
+        "python error in setup",
+        r"libascend_hal\S*: cannot open shared object",
+        "the driver's library: a build machine has none, so the stub in CANN's devlib has to be on LD_LIBRARY_PATH of this step",
+    ),
+    (
+        "python error in setup",
+        r"lib(?:hccl|ascendcl|ge_runner|graph|acl_op_compiler|msprofiler)\S*: cannot open shared object",
+        "a library of CANN: it is not installed here, or the step lacks the variables that CANN's set_env.sh sets",
+    ),
+    ("python error in setup", r"libcuda\.so\S*: cannot open shared object", "the GPU's driver: no step of a build may need it"),
     ("python error in setup", "requires a different Python", "the base has another Python than the component accepts"),
     ("python error in setup", "CXX11_ABI", "torch and the compiler disagree on the C++ ABI"),
     ("other", "missing and no known rule to make it", "the source archive lacks this file"),

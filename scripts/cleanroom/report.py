@@ -73,14 +73,19 @@ class Row:
     def found(self) -> str:
         """The architectures in the binaries, or why there are none."""
         if self.evidence is None:
-            return "not read"
+            return self._nothing
         if self.evidence.found:
             return ", ".join(self.evidence.found)
         return "at run time" if AT_RUN_TIME in self.evidence.runs_on.values() else "none"
 
     @property
     def compiled(self) -> str:
-        return "not read" if self.evidence is None else ", ".join(self.evidence.compiled) or "none"
+        return self._nothing if self.evidence is None else ", ".join(self.evidence.compiled) or "none"
+
+    @property
+    def _nothing(self) -> str:
+        """Why there is no evidence: of what was built for no architecture, none is looked for."""
+        return "not read" if self.result.architectures_asked or not self.result.wheel else "host code only"
 
     @property
     def stubs(self) -> int | None:
@@ -135,7 +140,9 @@ class Named:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a template shows. `verification` is None unless it is of this very build."""
+    """All that a template shows. `verification` is None unless it is of this very build; `published` says how the build
+    compares with what is published beside its lock, in one sentence.
+    """
 
     record: Record
     verification: Verification | None
@@ -148,6 +155,7 @@ class Report:
     capabilities: tuple[Capability, ...]
     findings: tuple[Finding, ...]
     gpu_checks: Mapping[str, GpuCheck]
+    published: str = ""
 
     @property
     def tone(self) -> Tone:
@@ -245,11 +253,13 @@ class Report:
         return (*self.record.not_verified, *steps, *outside)
 
 
-def write_report(out: Path, record: Record, verification: Verification | None, evidence: Evidence | None) -> tuple[Path, Path]:
+def write_report(
+    out: Path, record: Record, verification: Verification | None, evidence: Evidence | None, published: str = ""
+) -> tuple[Path, Path]:
     """Write `out`/report.md and `out`/report.html, each whole or not at all; returns their paths."""
     texts = {
-        "report.md": report_markdown(record, verification, evidence),
-        "report.html": report_html(record, verification, evidence),
+        "report.md": report_markdown(record, verification, evidence, published),
+        "report.html": report_html(record, verification, evidence, published),
     }
     for name, text in texts.items():
         write_atomically(out / name, text.encode())
@@ -267,17 +277,17 @@ def markdown_page(template: str, **values: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def report_html(record: Record, verification: Verification | None, evidence: Evidence | None) -> str:
+def report_html(record: Record, verification: Verification | None, evidence: Evidence | None, published: str = "") -> str:
     """The report as one page that needs no other file, no network and no script."""
-    return html_page("report.html.j2", **_known(report_of(record, verification, evidence)))
+    return html_page("report.html.j2", **_known(report_of(record, verification, evidence, published)))
 
 
-def report_markdown(record: Record, verification: Verification | None, evidence: Evidence | None) -> str:
+def report_markdown(record: Record, verification: Verification | None, evidence: Evidence | None, published: str = "") -> str:
     """The report as Markdown (CommonMark with tables)."""
-    return markdown_page("report.md.j2", **_known(report_of(record, verification, evidence)))
+    return markdown_page("report.md.j2", **_known(report_of(record, verification, evidence, published)))
 
 
-def report_of(record: Record, verification: Verification | None, evidence: Evidence | None) -> Report:
+def report_of(record: Record, verification: Verification | None, evidence: Evidence | None, published: str = "") -> Report:
     """What both forms show."""
     other = another_build(record, verification) if verification else ""
     valid = None if other else verification
@@ -295,6 +305,7 @@ def report_of(record: Record, verification: Verification | None, evidence: Evide
         capabilities=_capabilities(rows),
         findings=_by_severity(evidence.findings if evidence else ()),
         gpu_checks=_gpu_checks(),
+        published=published,
     )
 
 

@@ -297,3 +297,19 @@ def test_tables_are_well_formed() -> None:
     for rule in RULES:
         assert "message" in rule.pattern.groupindex
     assert len({pattern for pattern, _ in HEADERS}) == len(HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("library", "hint"),
+    [
+        ("libascend_hal.so", "devlib"),  # D42
+        ("libmsprofiler.so", "set_env.sh"),  # D43
+        ("libhccl.so", "set_env.sh"),  # D43
+        ("libcuda.so.1", "no step of a build may need it"),
+    ],
+)
+def test_a_library_that_only_a_driver_or_a_vendor_brings_is_told_with_what_helps(library: str, hint: str) -> None:
+    message = f"ImportError: {library}: cannot open shared object file: No such file or directory"
+    failure = classify(f'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n{message}\n')
+    assert (failure.kind, failure.message) == ("python error in setup", message)
+    assert hint in failure.hint

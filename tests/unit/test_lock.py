@@ -151,7 +151,7 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path, text: str) -> None:
     [('2.41-12+deb13u3"', '2.41-12+deb13u4"'), ("size: 10", "size: 11"), ("target: fixture", "target: sm100"),
      ("source_date_epoch: 1796000000", "source_date_epoch: 1796000001"), ("content: sha256:", "content: sha256:0")],
 )  # fmt: skip
-def test_a_lock_edited_by_hand_is_refused(tmp_path: Path, old: str, new: str) -> None:
+def test_a_lock_edited_by_hand_is_refused(tmp_path: Path, old: str, new: str) -> None:  # D25
     text = dump_lock(lock())
     assert old in text
     assert "was changed after it was written" in refusal(written(tmp_path, text.replace(old, new, 1))).what

@@ -179,10 +179,17 @@ def test_an_official_image_is_taken_by_its_digest(envs: Envs) -> None:
     assert f"FROM --platform=linux/amd64 {base.image}@{base.digests['linux/amd64']} AS system" in dockerfile
 
 
+def test_no_step_swallows_an_error_or_searches_for_a_path(rendered: Rendered) -> None:  # D23
+    dockerfile = rendered.files["Dockerfile"]
+    for swallowed in ("|| true", "|| :", "|| echo", "set +e", "; exit 0", "--ignore-"):
+        assert swallowed not in dockerfile
+    assert not re.search(r"\b(find|locate|which)\b", dockerfile)
+
+
 # Architectures
 
 
-def test_the_architecture_list_is_set_for_every_component_so_that_an_inherited_one_never_decides(rendered: Rendered) -> None:
+def test_the_architecture_list_is_set_for_every_component_so_that_an_inherited_one_never_decides(rendered: Rendered) -> None:  # D04
     for path, text in rendered.files.items():
         if path.startswith("components/"):
             first = json.loads(text)["environment"][0]

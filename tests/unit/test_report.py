@@ -328,3 +328,9 @@ def test_a_mistake_in_the_checks_is_named_with_its_place(tmp_path: Path, text: s
 def test_checks_that_are_not_there_are_an_error_not_an_empty_list(tmp_path: Path) -> None:
     with pytest.raises(EnvsError, match=r"gpu-checks\.yaml: cannot be read"):
         read_gpu_checks(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_how_a_build_compares_with_what_is_published_stands_beside_the_verdict(form: str) -> None:
+    page = FORMS[form](record(), None, None, "Matches what is published in this repository.")
+    assert page.index("Matches what is published") < page.index("strongest first")
