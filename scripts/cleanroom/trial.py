@@ -373,17 +373,14 @@ def expected(part: Part, job: Job, when: datetime) -> dict[str, Any]:
 
 def write_target(envs: Envs, name: str, text: str) -> Path:
     """Write the file as envs/targets/<name>.yaml. Raises EnvsError where one is there already."""
+    refuse_taken_name(envs, name)
     path = envs.folder / "targets" / f"{name}.yaml"
-    if path.exists():
-        raise EnvsError(
-            f"{path} exists already.", means="A trial overwrites no target.", next_step="choose another name for --write"
-        )
     write_atomically(path, text.encode())
     return path
 
 
 def refuse_taken_name(envs: Envs, name: str) -> None:
-    """Before hours are spent: the name that --write gives must be free and a name. Raises EnvsError."""
+    """The name that --write gives must be free and a name; asked before hours are spent. Raises EnvsError."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise EnvsError(f"--write {name}: a target's name is small letters, digits and _.", next_step="for example: --write sm110")
     if (envs.folder / "targets" / f"{name}.yaml").exists():

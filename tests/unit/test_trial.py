@@ -235,7 +235,7 @@ def test_a_target_that_is_there_is_never_overwritten(envs: Envs, tmp_path: Path)
         refuse_taken_name(envs, "../sm90")
     (tmp_path / "targets").mkdir()
     (tmp_path / "targets" / "x.yaml").write_text("mine")
-    with pytest.raises(EnvsError, match="exists already"):
+    with pytest.raises(EnvsError, match="a target x already"):
         write_target(replace(envs, folder=tmp_path), "x", "theirs")
 
 
