@@ -17,8 +17,12 @@ def clean(store: Store, console: Console, *, inputs_too: bool) -> None:
     with ExitStack() as stack:
         if engine.is_dir():
             stack.enter_context(locked_state(engine, console.info))
+        store.sweep()
         for place in sorted(p for p in store.root.iterdir() if p.is_dir()) if store.root.is_dir() else ():
             if place.name in KEPT and not inputs_too:
+                continue
+            if place.name == "scratch" and store.scratch_in_use:
+                console.info("kept scratch: another process works in it")
                 continue
             size = disk_use(place)
             shutil.rmtree(place)

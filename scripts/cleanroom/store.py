@@ -206,6 +206,11 @@ class Store:
                 _remove_tree(folder)
                 alive.unlink(missing_ok=True)
 
+    @property
+    def scratch_in_use(self) -> bool:
+        """Whether, after a sweep, a living process still has a scratch folder."""
+        return any(path.suffix == _ALIVE for path in _listing(self.root / "scratch"))
+
     def sweep(self) -> None:
         """Remove what dead processes left: their scratch folders, and downloads that were interrupted long ago."""
         for alive in _listing(self.root / "scratch"):

@@ -50,6 +50,15 @@ def test_a_second_cleaning_finds_nothing(store: Store) -> None:
     assert cleaned(store, inputs_too=False)[1] == ""
 
 
+def test_the_scratch_of_a_process_that_works_is_kept(store: Store) -> None:
+    with store.scratch("resolve") as folder:
+        left, told = cleaned(store, inputs_too=False)
+        assert "scratch" in left
+        assert folder.is_dir()
+        assert "kept scratch: another process works in it" in told
+    assert "scratch" not in cleaned(store, inputs_too=False)[0]
+
+
 def test_a_build_that_uses_the_engine_is_waited_for(store: Store) -> None:
     handle = os.open(store.root / "engine" / "in-use", os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
