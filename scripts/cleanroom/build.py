@@ -47,6 +47,8 @@ from cleanroom.evidence import Evidence, write_evidence
 from cleanroom.examine import examine
 from cleanroom.failures import MARK, Failure, classify
 from cleanroom.files import sha256_of, write_atomically
+from cleanroom.gpu_checks import read_gpu_checks
+from cleanroom.hygiene import read_rules
 from cleanroom.jit import read_report
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.prerequisites import assess, deviations
@@ -69,6 +71,7 @@ from cleanroom.record import (
     write_record,
 )
 from cleanroom.resources import Resources, cores_here, memory_here, needs_of, plan
+from cleanroom.sensitivity import load_sensitivity
 from cleanroom.store import Store
 from cleanroom.survey import read_survey
 from cleanroom.target import Target
@@ -150,11 +153,20 @@ def prepare(project: Project, envs: Envs, target_name: str, base_name: str | Non
     lock = read_lock(lock_path(project.root, f"{target.name}-{base.name}"), inputs=envs.inputs_checksum(target.name, base.name))
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
     refuse_known_conflicts(lock)
+    read_facts(envs)
     rendered = rendering.render(envs, target, base, lock)
     folder = project.dockerfiles_dir / rendered.name
     rendering.check(rendered, folder)
     name = target.name if base.name == target.bases[0] else rendered.name
     return Job(project, envs, target, base, lock, rendered, folder, project.out_dir / name, warnings)
+
+
+def read_facts(envs: Envs) -> None:
+    """Read what is only needed after a build: a mistake in it would cost the record. Raises EnvsError."""
+    facts = Project().envs_dir  # about systems and upstream, whatever project the target is of
+    read_rules(facts)
+    read_gpu_checks(facts)
+    load_sensitivity(envs)
 
 
 def build(job: Job, options: Options, store: Store, console: Console) -> Record:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from cleanroom.console import Console, without_control
-from cleanroom.envs import load_envs
+from cleanroom.envs import Envs, load_envs
+from cleanroom.errors import LockError
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
+from cleanroom.lock import lock_path, read_lock
 from cleanroom.matrix import Standing, standing
+from cleanroom.prerequisites import OUTSIDE
 from cleanroom.project import Project
 from cleanroom.strict_yaml import Item, read_file
 from cleanroom.verification import reaches
@@ -62,12 +65,22 @@ def run(project: Project, target_name: str, base_name: str | None, console: Cons
     target = envs.target(target_name)
     stands = standing(project, target, envs.base(base_name or target.bases[0]).name)
     facts = Project().envs_dir  # about upstream, whatever project the target is of
+    stands = replace(stands, lock_now=usable_lock(project, envs, stands))
     answers = answers_of(stands, read_questions(facts), read_gpu_checks(facts))
     path = project.out_dir / stands.folder / OUTPUT
     write_atomically(path, checklist(stands, answers).encode())
     states = Counter(each.state for group in answers.values() for each in group)
     console.result({"checklist": str(path), **{state: states[state] for state in get_args(State)}})
     return 0
+
+
+def usable_lock(project: Project, envs: Envs, stands: Standing) -> str:
+    """The checksum of the target's lock if a build would take it, empty if not."""
+    name = f"{stands.target.name}-{stands.base}"
+    try:
+        return read_lock(lock_path(project.root, name), inputs=envs.inputs_checksum(stands.target.name, stands.base)).content
+    except LockError:
+        return ""
 
 
 def read_questions(envs_dir: Path) -> tuple[Question, ...]:
@@ -158,11 +171,12 @@ def _listed(stands: Standing) -> Iterator[Answer]:
 
 def _locked(stands: Standing) -> Iterator[Answer]:
     what = "every input is locked by version and hash"
-    content = stands.report.record.lock.content if stands.report else stands.lock_now
-    if content:
-        yield Answer(what, "yes", f"lockfiles/{stands.target.name}-{stands.base}.lock, {content}")
+    if not stands.lock_now:
+        yield Answer(what, "open", f"there is no lock that a build would take; nox -s lock -- {stands.target.name}")
+    elif stands.old_lock:
+        yield Answer(what, "no", f"what was built is of lock {stands.lock}, which is not the one in the repository now")
     else:
-        yield Answer(what, "open", f"nox -s lock -- {stands.target.name}")
+        yield Answer(what, "yes", f"lockfiles/{stands.target.name}-{stands.base}.lock, {stands.lock_now}")
 
 
 def _built(stands: Standing) -> Iterator[Answer]:
@@ -197,7 +211,8 @@ def _reproduced(stands: Standing) -> Iterator[Answer]:
 def _prerequisites(stands: Standing) -> Iterator[Answer]:
     if stands.report is None:
         for need in stands.target.prerequisites:
-            yield Answer(f"{need.name} {need.requires}", "open", f"documented in {need.source}; {_needs_build(stands)}")
+            how = OUTSIDE if need.kind == "outside" else _needs_build(stands)
+            yield Answer(f"{need.name} {need.requires}", "open", f"documented in {need.source}; {how}")
         return
     states: dict[str, State] = {"met": "yes", "deviates": "no", "not verified": "open"}
     for each in stands.report.record.prerequisites:
@@ -225,13 +240,12 @@ def _architectures(stands: Standing) -> Iterator[Answer]:
             first = row.result.failure.message if row.result.failure else "it did not build"
             yield Answer(what, "no", first)
         elif not row.result.architectures_asked:
-            yield Answer(
-                f"{selection.component} is host code for any device", "yes", "nothing in it is compiled for an architecture"
-            )
+            yield Answer(f"the wheel of {selection.component} is host code", "yes", "nothing in it is compiled for an architecture")
         elif row.evidence is None:
             yield Answer(what, "open", "its binaries were not read")
         else:
             yield _held(what, row.result.architectures_asked, row.found, row.stubs or 0)
+        yield from _at_run_time(selection.component, stands)
 
 
 def _held(what: str, asked: Sequence[str], found: str, stubs: int) -> Answer:
@@ -240,6 +254,15 @@ def _held(what: str, asked: Sequence[str], found: str, stubs: int) -> Answer:
     if found == "at run time":
         return Answer(what, "open", f"asked {', '.join(asked)}; its kernels are compiled on first use")
     return Answer(what, "yes" if not stubs and set(asked) <= set(found.split(", ")) else "no", said)
+
+
+def _at_run_time(component: str, stands: Standing) -> Iterator[Answer]:
+    compiled, tried = stands.report.run_time_counts(component) if stands.report else (0, 0)
+    if tried:
+        what = f"what {component} compiles on first use compiles"
+        yield Answer(
+            what, "yes" if compiled == tried else "no", f"{compiled} of {tried} kernels; out/{stands.folder}/evidence.json"
+        )
 
 
 def _expectation(stands: Standing, component: str) -> str:

@@ -213,21 +213,20 @@ class StepView:
 
 
 class Console:
-    """The one place that writes to the terminal. `stream` is for people (standard error unless given)."""
+    """The one place that writes to the terminal.
+
+    What people asked for goes to standard output, what happens meanwhile to standard error; both to `stream` if one is given.
+    With `json`, every line goes to `events`, standard output unless given.
+    """
 
     def __init__(self, *, json: bool = False, stream: TextIO | None = None, events: TextIO | None = None) -> None:
         self.json = json
         self.stream = stream if stream is not None else sys.stderr
         self._events = events if events is not None else sys.stdout
+        self._answers = stream if stream is not None else sys.stdout
         terminal = not json and self.stream.isatty()
-        self.rich = RichConsole(
-            file=self.stream,
-            force_terminal=terminal,
-            width=None if terminal else PLAIN_WIDTH,
-            highlight=False,
-            markup=False,
-            emoji=False,
-        )
+        self.rich = _rich(self.stream, terminal=terminal)
+        self._rich_answers = _rich(self._answers, terminal=not json and self._answers.isatty())
         self.live = terminal and not self.rich.is_dumb_terminal
         """Whether bars and tables move; otherwise plain lines are written."""
         self._lock = threading.RLock()
@@ -268,12 +267,12 @@ class Console:
             return
         width = max((len(str(key)) for key in values), default=0)
         for key, value in values.items():
-            self._print(Text.assemble((f"{key}:".ljust(width + 2), "bold"), without_control(_as_text(value))))
+            self._answer(Text.assemble((f"{key}:".ljust(width + 2), "bold"), without_control(_as_text(value))))
 
     def show(self, renderable: RenderableType) -> None:
         """A rich table or text for people; nothing with --json."""
         if not self.json:
-            self._print(renderable)
+            self._answer(renderable)
 
     @contextmanager
     def progress(self, title: str, total: int | None, unit: str = "B") -> Iterator[Progress]:
@@ -360,6 +359,12 @@ class Console:
             self.rich.print(renderable, soft_wrap=isinstance(renderable, Text))
             self.stream.flush()
 
+    def _answer(self, renderable: RenderableType) -> None:
+        with self._lock, self._until_reader_leaves("_answers"):
+            self._wrote = time.monotonic()
+            self._rich_answers.print(renderable, soft_wrap=isinstance(renderable, Text))
+            self._answers.flush()
+
     def _emit(self, event: str, **fields: Any) -> None:
         line = json_module.dumps({"event": event, **fields}, default=str)
         with self._lock, self._until_reader_leaves("_events"):
@@ -377,6 +382,11 @@ class Console:
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, stream.fileno())
             os.close(nothing)
+
+
+def _rich(stream: TextIO, *, terminal: bool) -> RichConsole:
+    width = None if terminal else PLAIN_WIDTH
+    return RichConsole(file=stream, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False)
 
 
 def _amount(count: int, unit: str) -> str:

@@ -24,7 +24,7 @@ from cleanroom.store import Store
 GB = 1_000_000_000
 NEEDED_PYTHON = (3, 11)
 NEEDED_FREE_BYTES = 40 * GB
-"""For a whole target: inputs of about 7 GB, the Python environment twice, compile caches, image. Less may do."""
+"""For a whole target: inputs of about 4 GB, the Python environment twice, compile caches, image. Less may do."""
 LEAST_FREE_BYTES = 10 * GB
 NEEDED_MEMORY_BYTES = (RESERVE_MIB + 2048) * 1024 * 1024
 """One compiler at its peak and the reserve that the engine and the linker need."""
@@ -91,7 +91,10 @@ def root(user: int) -> Finding:
 
 
 def _engine(objection: str, docker: engine.Docker, embedded: str, project: Project) -> Finding:
-    forced = os.environ.get("CLEANROOM_ENGINE", "")
+    forced = os.environ.get("CLEANROOM_ENGINE", "").strip()
+    if forced not in engine.MAY_BE_FORCED:
+        means = f"It may be {', '.join(filter(None, engine.MAY_BE_FORCED))}."
+        return Finding("engine", "missing", f"CLEANROOM_ENGINE is {forced!r}", means, "unset CLEANROOM_ENGINE")
     if not objection and forced != "embedded":
         return Finding("engine", "ok", f"Docker {docker.server or docker.builder.driver}, buildx {docker.buildx}")
     if forced == "docker" or (docker.asked_for and forced != "embedded"):

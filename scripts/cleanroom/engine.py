@@ -384,10 +384,14 @@ class Docker:
     error: str = ""
 
 
+MAY_BE_FORCED = ("", "auto", "docker", "embedded")
+"""What CLEANROOM_ENGINE may hold."""
+
+
 def choose(environment: Mapping[str, str], console: Console) -> tuple[Choice, Docker | None]:
     """Which engine to use, saying so where it is not obvious. Raises EngineError if none can be used."""
     forced = environment.get("CLEANROOM_ENGINE", "").strip()
-    if forced not in ("", "auto", "docker", "embedded"):
+    if forced not in MAY_BE_FORCED:
         raise EngineError(
             f"CLEANROOM_ENGINE is {forced!r}.", means="It may be docker, embedded or auto.", next_step="unset CLEANROOM_ENGINE"
         )

@@ -603,8 +603,8 @@ def _selection(name: str, item: Item, components: Mapping[str, Component | None]
     changed = [key for key in changes if key in fields]
     if changed and "reason" not in fields:
         item.wrong(f"has {listed(changed)} of its own without a reason; say why the component's are not right here")
-    if "reason" in fields and not changed and "architectures" not in fields:
-        item.wrong("has a reason without architectures; give both or neither")
+    if "reason" in fields and not changed and not {"architectures", "substitute"} & set(fields.found):
+        item.wrong("has a reason and nothing that it is for; give both or neither")
     return Selection(
         name,
         _archs(fields, "architectures", table),
@@ -629,12 +629,12 @@ def _expected(item: Item, fields: Fields, components: Sequence[str], status: Sta
 
 def _expectation(name: str, item: Item, components: Sequence[str]) -> Expectation:
     _refuse_stranger(item, name, components)
-    fields = item.fields(["outcome", "source"], ["compiles", "of", "reason"])
+    fields = item.fields(["outcome", "source"], ["compiles", "of", "stubs", "reason"])
     outcome = fields.choice("outcome", get_args(Outcome))
     compiles, of = fields.integer("compiles", 1), fields.integer("of", 2)
     if outcome == "partly" and not ("compiles" in fields and "of" in fields):
         item.wrong("is partly without its counts; give compiles and of")
-    if outcome != "partly" and ("compiles" in fields or "of" in fields):
+    if outcome != "partly" and any(count in fields for count in ("compiles", "of", "stubs")):
         item.wrong(f"has counts, which belong to partly; the outcome is {outcome}")
     if outcome == "partly" and compiles >= of:
         item.wrong(f"compiles {compiles} of {of} is not a part")
@@ -647,6 +647,7 @@ def _expectation(name: str, item: Item, components: Sequence[str]) -> Expectatio
         of=of if outcome == "partly" else 0,
         reason=fields.text("reason"),
         source=fields.text("source"),
+        stubs=fields.integer("stubs", 1) if "stubs" in fields else None,
     )
 
 

@@ -122,7 +122,8 @@ _Objection = tuple[str, Severity, str]
 def _grouped(found: Iterable[tuple[_Objection, str]]) -> dict[_Objection, list[str]]:
     grouped: dict[_Objection, list[str]] = defaultdict(list)
     for objection, file in found:
-        grouped[objection].append(file)
+        if file not in grouped[objection]:
+            grouped[objection].append(file)
     return grouped
 
 
@@ -154,18 +155,18 @@ def _of_library(library: Library, there: Contents, names: frozenset[str], place:
             f"ELF files for {library.machine} in an image for {place.platform}: {{}}",
         )
         return
-    for name in sorted(library.names):
-        if driver := rules.driver_of(name):
-            message = f"{name}, which the {driver.by} brings: a copy or stub may hide it: {{}}"
-            yield "packaged driver library", "note" if stub else "fails", message
+    if driver := next((found for name in sorted(library.names) if (found := rules.driver_of(name))), None):
+        message = f"files that the {driver.by} brings, and that a copy or stub may hide: {{}}"
+        yield "packaged driver library", "note" if stub else "fails", message
     for name in library.needed:
         if name not in names and not rules.driver_of(name):
             yield _missing(name, rules)
     for entry in library.search_path:
         if "stubs" in entry.split("/"):
-            yield "library search path", "degrades", f"libraries that search {entry}, where stubs are: {{}}"
+            yield "stubs searched", "degrades", f"libraries that search {entry}, where stubs are: {{}}"
         elif not entry.startswith(("/", "$ORIGIN", "${ORIGIN}")):
-            yield "library search path", "degrades", f"libraries that search {entry or 'the current folder'}: {{}}"
+            where = f"{entry}, which depends on the current folder" if entry else "the current folder"
+            yield "current folder searched", "degrades", f"libraries that search {where}: {{}}"
         elif entry.startswith("/") and entry.strip("/") not in there.folders:
             yield "library search path", "note", f"libraries that search {entry}, which the image lacks: {{}}"
     for family, newest in rules.newest(place.glibc).items() if place.glibc else ():
@@ -176,5 +177,5 @@ def _of_library(library: Library, there: Contents, names: frozenset[str], place:
 
 def _missing(name: str, rules: Rules) -> _Objection:
     if optional := rules.optional_of(name):
-        return "optional library", "note", f"{name} ({optional.by}) is not in it: {optional.without}; needed by {{}}"
+        return "optional library", "note", f"{optional.by} is not in it: {optional.without}; looked for by {{}}"
     return "missing library", "degrades", f"{name} is nowhere in it; needed by {{}}"

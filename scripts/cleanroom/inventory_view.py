@@ -26,6 +26,7 @@ WIDEST = 46
 """Columns for what was found."""
 
 _COLOURS: dict[Severity, str] = {"fails": "bold red", "degrades": "bold yellow", "note": "bold"}
+UNTOLD = "?: kernels that TileLang writes when they run; which architectures accept them, a build tells (envs/jit/)."
 COUNTED = (
     "Counts are of text, code that a preprocessor condition leaves out included. Nothing was built.\n"
     "Below: what was found, how often, the architectures that accept it or for which it holds, and where."
@@ -48,6 +49,8 @@ def render(inventory: Inventory) -> Iterator[RenderableType]:
     yield _overview(inventory.components)
     yield Text()
     yield _acceptance(inventory.components)
+    if not all(map(_told, inventory.components)):
+        yield Text(UNTOLD)
     yield Text(COUNTED, style="dim")
     for component in inventory.components:
         yield Text()
@@ -99,9 +102,14 @@ def _acceptance(components: Iterable[ComponentInventory]) -> Table:
             table.add_row(f"{component.name} instructions", str(component.instructions), *accepted)
         families = [f for f in component.families if f.status == "known" and f.vendor == "nvidia"]
         if families:
-            possible = (str(sum(form in f.architectures for f in families)) for form in OF_INTEREST)
+            possible = (str(sum(form in f.architectures for f in families)) if _told(component) else "?" for form in OF_INTEREST)
             table.add_row(f"{component.name} kernel families", str(len(families)), *possible)
     return table
+
+
+def _told(component: ComponentInventory) -> bool:
+    """Whether the text of its kernels says anything about architectures; what TileLang makes of its own says nothing."""
+    return bool(component.instructions) or any(set(OF_INTEREST) - set(f.architectures) for f in component.families)
 
 
 def _places(component: ComponentInventory) -> Table:

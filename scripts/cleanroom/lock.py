@@ -147,7 +147,7 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
         raise LockError(f"{path.name} cannot be read: {error}.", means="It is damaged, or not a lock.", next_step=again) from None
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise LockError(f"{path.name} is not valid YAML: {error}", means="It was damaged or edited.", next_step=again) from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else None

@@ -19,12 +19,13 @@ from rich.text import Text
 from cleanroom.arch_table import release
 from cleanroom.console import Console, without_control
 from cleanroom.envs import Envs, load_envs
-from cleanroom.errors import RecordError
+from cleanroom.errors import LockError, RecordError
 from cleanroom.evidence import read_evidence
 from cleanroom.files import write_atomically
 from cleanroom.lock import lock_path
 from cleanroom.products import Product, Products, read_products
 from cleanroom.project import Project
+from cleanroom.published import published_path, read_published
 from cleanroom.record import read_record
 from cleanroom.report import REPORT_TEMPLATES, Report, Row, Tone, report_of
 from cleanroom.target import Expectation, Target
@@ -33,6 +34,7 @@ from cleanroom.verification import reaches, read_verification
 NEVER_RUN = "never run"
 UNREADABLE = "unreadable"
 NOT_PART = "not part of it"
+PUBLISHED = "nothing was built here; two clean builds of this lock agreed on the digests beside it, for yours to be compared with"
 SAYS_NOTHING_OF = (
     "A verdict says nothing about correct results or speed, and an experimental target stays experimental whatever it is."
 )
@@ -43,7 +45,8 @@ _COLOURS: Mapping[Tone, str] = {"good": "bold green", "partial": "yellow", "open
 class Cell:
     """One component of one target. `surprise` says how it differs from what was expected, empty where it does not.
 
-    `stubs`: kernels whose machine code only traps, which no level tells; `units`: of what failed, how many units compile.
+    `stubs`: kernels whose machine code only traps, which no level tells; `units`: of what failed, how many units compile;
+    `at_run_time`: of the kernels that are compiled on first use, how many compile.
     """
 
     component: str
@@ -53,18 +56,20 @@ class Cell:
     surprise: str = ""
     stubs: int = 0
     units: str = ""
+    at_run_time: str = ""
 
     @property
     def text(self) -> str:
         more = self.units or (f"{self.stubs} kernels are stubs" if self.stubs else "")
-        return f"{self.level}, {more}" if more else self.level
+        return ", ".join(filter(None, (self.level, more, self.at_run_time)))
 
 
 @dataclass(frozen=True)
 class Standing:
     """One target on one base. `report` is None where nothing was run, or where `trouble` says what cannot be read.
 
-    `lock_now` is the checksum of the lock as it is in the project, empty where there is none to use.
+    `lock_now` is the checksum of the lock as it is in the project, empty where there is none to use; `published`: whether
+    digests on which two clean builds of that lock agreed are beside it.
     """
 
     target: Target
@@ -73,6 +78,7 @@ class Standing:
     report: Report | None
     trouble: str
     lock_now: str
+    published: bool = False
 
     @property
     def old_lock(self) -> bool:
@@ -117,7 +123,9 @@ class Standing:
             return Cell(component, "not attempted", expected=expected)
         found = surprise(expectation, row) if expectation else ""
         units = f"{row.survey.counts['compiled']} of {len(row.survey.units)} units compile" if row.survey else ""
-        return Cell(component, row.level, row.tone, expected, found, row.stubs or 0, units)
+        compiled, tried = self.report.run_time_counts(component) if self.report else (0, 0)
+        at_run_time = f"{compiled} of {tried} run-time kernels compile" if tried else ""
+        return Cell(component, row.level, row.tone, expected, found, row.stubs or 0, units, at_run_time)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -164,12 +172,17 @@ def standing(project: Project, target: Target, base: str) -> Standing:
     """What the output folder of one target on one base says."""
     folder = target.name if base == target.bases[0] else f"{target.name}-{base}"
     out, lock_now = project.out_dir / folder, locked_now(project, target, base)
+    published = published_now(project, target, base) == lock_now != ""
     if not (out / "record.json").exists():
-        return Standing(target, base, folder, None, "", lock_now)
+        return Standing(target, base, folder, None, "", lock_now, published)
     try:
-        return Standing(target, base, folder, known(out), "", lock_now)
+        report = known(out)
     except RecordError as error:
         return Standing(target, base, folder, None, error.what, lock_now)
+    made_of = report.record.target.name, report.record.base
+    if made_of != (target.name, base):
+        return Standing(target, base, folder, None, f"the record in out/{folder} is of {' on '.join(made_of)}.", lock_now)
+    return Standing(target, base, folder, report, "", lock_now, published)
 
 
 def known(out: Path) -> Report:
@@ -188,6 +201,15 @@ def locked_now(project: Project, target: Target, base: str) -> str:
         return ""
     content = re.search(r"^content: (sha256:[0-9a-f]{64})$", text, re.MULTILINE)
     return content[1] if content else ""
+
+
+def published_now(project: Project, target: Target, base: str) -> str:
+    """The checksum of the lock whose digests are published, empty where none are or they cannot be read."""
+    try:
+        published = read_published(published_path(lock_path(project.root, f"{target.name}-{base}")))
+    except LockError:
+        return ""
+    return published.lock if published else ""
 
 
 def surprise(expectation: Expectation, row: Row) -> str:
@@ -209,6 +231,9 @@ def surprise(expectation: Expectation, row: Row) -> str:
         return f"worse than expected: {stubs} kernels are stubs" if stubs else ""
     if stubs is None:
         return "compiled; whether kernels are stubs was not read" if expectation.outcome == "refuses" else ""
+    if stubs and expectation.stubs not in (None, stubs):
+        how = "better" if stubs < expectation.stubs else "worse"
+        return f"{how} than expected: {stubs} kernels are stubs, not {expectation.stubs}"
     return "" if stubs else f"better than expected ({expectation}): it compiled and no kernel is a stub"
 
 
@@ -227,7 +252,8 @@ def answer(product: Product, products: Products, standings: Sequence[Standing], 
     if not found:
         lines["target here"] = "none"
         lines["next"] = next_without_target(product, envs)
-    for each in found[:1]:
+    best = sorted(found, key=lambda s: s.report is None)  # what was run says more than what was not
+    for each in best[:1]:
         old = ", of an older lock" if each.old_lock else ""
         when = f" ({each.date}, lock {each.lock}{old})" if each.report else ""
         lines["target here"] = f"{each.target.name}, {each.target.status}"
@@ -238,7 +264,11 @@ def answer(product: Product, products: Products, standings: Sequence[Standing], 
             )
         elif each.target.expected:
             lines["expected"] = ", ".join(f"{e.component} {e}" for e in each.target.expected)
+        if each.published and not each.report:
+            lines["published"] = PUBLISHED
         lines["next"] = next_step(each)
+        if others := [f"{s.name} ({s.target.status}): {s.level}" for s in best[1:]]:
+            lines["also here"] = "; ".join(others)
     if not product.listed:
         for document in products.documented(product):
             key = f"elsewhere, {document.engine}"
@@ -255,13 +285,15 @@ def next_without_target(product: Product, envs: Envs) -> str:
     near = min(here, key=lambda t: [abs(a - b) for a, b in zip(release(t.architectures[0].capability), wanted, strict=True)])
     forms = [f.arch for f in envs.architectures[product.capability].forms]
     form = next((a for a in forms if a.suffix == "a"), forms[0])
-    return f"start from envs/targets/{near.name}.yaml with architectures: [{form}]; docs/adding-a-target.md says how"
+    return f"nox -s trial -- --arch {form} --from {near.name}; docs/porting.md says how to read it, and how to make it a target"
 
 
 def next_step(standing: Standing) -> str:
     """What would tell more about one target than is known now."""
     target, report = standing.target.name, standing.report
     on = "" if standing.base == standing.target.bases[0] else f" -- --base {standing.base}"
+    if report is None and standing.target.toolkit.kind == "cann-installers":
+        return f"nox -s tiers-{target}, which needs no CANN; docs/ascend.md says what a build needs"
     if report is None or standing.old_lock or report.level == "incomplete":
         return f"nox -s build-{target}{on}"
     if report.level == "fails":
@@ -308,6 +340,8 @@ def remarks(standings: Sequence[Standing]) -> Iterator[str]:
     for each in standings:
         if each.trouble:
             yield f"{each.name}: {each.trouble}"
+        if each.published and not each.report:
+            yield f"{each.name}: {PUBLISHED}"
         if each.old_lock:
             yield f"{each.name}: built from lock {each.lock}, which is not the one in the repository now"
         for cell in each.cells:
@@ -327,7 +361,13 @@ def plain(standing: Standing) -> dict[str, Any]:
         "old_lock": standing.old_lock,
         "trouble": standing.trouble,
         "components": {
-            c.component: {"level": c.level, "stubs": c.stubs, "expected": c.expected, "surprise": c.surprise}
+            c.component: {
+                "level": c.level,
+                "stubs": c.stubs,
+                "at_run_time": c.at_run_time,
+                "expected": c.expected,
+                "surprise": c.surprise,
+            }
             for c in standing.cells
         },
     }

@@ -220,6 +220,12 @@ def _check(record: Record) -> None:
         datetime.strptime(record.started, "%Y-%m-%dT%H:%M:%SZ").astimezone()
     except ValueError:
         raise ValueError(f"started is {record.started!r}, not a UTC time such as 2026-01-31T09:00:00Z") from None
+    names = [c.name for c in record.components]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise ValueError(f"the component {twice} is there twice")
+    # Findings that fail a build are in the evidence and not here, so that a record may be worse than its parts, never better.
+    if record.verdict not in ("fails", own := verdict_for(record.components, record.imports)):
+        raise ValueError(f"verdict is {record.verdict!r}, and what the record holds comes to {own!r}")
     paths = [("image.file", record.image.file)] if record.image else []
     hashes = [("dockerfile_sha256", record.dockerfile_sha256)]
     for c in record.components:

@@ -190,6 +190,12 @@ class Report:
                 rows.append(AtRunTime(component.title, architecture, len({r.family for r in these}), counts, surprises))
         return tuple(rows)
 
+    def run_time_counts(self, component: str) -> tuple[int, int]:
+        """Of the kernels that a component compiles on first use, how many compile, and how many were tried."""
+        results = self.evidence.jit.results if self.evidence and self.evidence.jit else ()
+        mine = [r.outcome for r in results if r.component == component]
+        return mine.count("compiled"), len(mine)
+
     @property
     def lists(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """What is told as sentences, by title."""

@@ -35,8 +35,8 @@ def parse_document(
     `check` may raise ValueError for what types do not say. Raises RecordError if the text is damaged or of another schema.
     """
     try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{name} is not valid JSON: {error}.", means="It is damaged, or not a record.") from None
     found = data.get("schema") if isinstance(data, dict) else None
     if found != schema or isinstance(found, bool):
@@ -99,7 +99,10 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
         pairs = _typed(dict, value, where)
         return {key: from_json(arguments[1], pairs[key], f"{where}.{key}") for key in sorted(pairs)}
     if kind is float:
-        number = value if isinstance(value, float) else float(_typed(int, value, where))
+        try:
+            number = value if isinstance(value, float) else float(_typed(int, value, where))
+        except OverflowError:
+            raise ValueError(f"{where} is too large a number") from None
         if not math.isfinite(number):
             raise ValueError(f"{where} is {value!r}, not a finite number")
         return number
@@ -121,7 +124,20 @@ def _object(kind: type[Any], value: Any, where: str) -> Any:
 def _typed(kind: type[T], value: Any, where: str) -> T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{where} is {value!r}, not {_KINDS.get(kind, kind.__name__)}")
+    if kind is str and not _is_text(str(value)):
+        raise ValueError(f"{where} holds characters that are no text")
     return value
+
+
+def _is_text(value: str) -> bool:
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"{next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))!r} is there twice")
+    return found
 
 
 _KINDS: Mapping[type, str] = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}

@@ -97,7 +97,8 @@ class Prerequisite:
 class Expectation:
     """What a build of one component should come to, and who says so ("measured here" is a source too).
 
-    `compiles` and `of` count translation units, and only for `partly`; a stub does not count as compiled.
+    `compiles` and `of` count translation units, and only for `partly`; a stub does not count as compiled. `stubs` counts
+    kernels of the wheel, where every unit compiles and one comes out.
     """
 
     component: str
@@ -106,6 +107,7 @@ class Expectation:
     of: int
     reason: str
     source: str
+    stubs: int | None = None
 
     def __str__(self) -> str:
         return f"partly: {self.compiles} of {self.of}" if self.outcome == "partly" else self.outcome

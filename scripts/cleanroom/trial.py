@@ -7,6 +7,8 @@ built every translation unit, whatever becomes of the others. Nothing is run, an
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,7 @@ from cleanroom.conflicts import refuse_known_conflicts
 from cleanroom.console import Console
 from cleanroom.contexts import contexts
 from cleanroom.engine import LocalOutput, open_engine
-from cleanroom.envs import Envs
+from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, UnknownName
 from cleanroom.failures import Failure, classify
 from cleanroom.files import write_atomically
@@ -119,6 +121,7 @@ def trial(project: Project, envs: Envs, options: Options, store: Store, console:
     job = prepare(project, envs, options, store, console)
     for warning in job.warnings:
         console.warn(warning)
+    refuse_unreadable(envs, options, job)
     rendering.write(job.rendered, job.folder)
     names = [s.component for s in job.target.components]
     resources = resources_for(job, names, options.jobs)
@@ -342,6 +345,17 @@ def target_yaml(envs: Envs, options: Options, job: Job, parts: Sequence[Part], w
     }
     rest = {key: value for key, value in content.items() if key not in changed and key != "accepts"}
     return yaml.safe_dump({**changed, **rest}, sort_keys=False, width=120, allow_unicode=True)
+
+
+def refuse_unreadable(envs: Envs, options: Options, job: Job) -> None:
+    """Before hours are spent: what is tried must be something that a target's file can say. Raises EnvsError."""
+    untried = [Part(s.component, "", "not tried", "", 0, 0, 0, 0, 0, "", ()) for s in job.target.components]
+    name = options.write or job.target.name
+    with tempfile.TemporaryDirectory(prefix="cleanroom-") as folder:
+        copy = Path(folder) / envs.folder.name
+        shutil.copytree(envs.folder, copy)
+        (copy / "targets" / f"{name}.yaml").write_text(target_yaml(envs, options, job, untried, datetime.now(UTC)))
+        load_envs(copy)
 
 
 def selected(selection: Selection) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
@@ -109,4 +110,25 @@ def read_verification(path: Path) -> Verification:
     """Read a verification. Raises RecordError if it is missing, damaged, or of another schema version."""
     again = f"nox -s verify-{path.parent.parent.name}"
     text = read_document(path, "verification", again)
-    return parse_document(Verification, text, name=path.name, schema=SCHEMA, again=again)
+    return parse_document(Verification, text, name=path.name, schema=SCHEMA, again=again, check=_check)
+
+
+def _check(verification: Verification) -> None:
+    """What types do not say: a level follows from what was compared, and nobody declares it."""
+    try:
+        datetime.strptime(verification.started, "%Y-%m-%dT%H:%M:%SZ").astimezone()
+    except ValueError:
+        raise ValueError(f"started is {verification.started!r}, not a UTC time such as 2026-01-31T09:00:00Z") from None
+    for each in verification.components:
+        same = each.first and each.second and each.first.sha256 == each.second.sha256
+        if reaches(each.level, "identical artifacts") and not same:
+            raise ValueError(f"components.{each.name} is {each.level!r}, and its two wheels are not the same bytes")
+    first, second = verification.image_first, verification.image_second
+    image = first and second and first.manifest == second.manifest
+    if verification.image_level == "identical image" and not image:
+        raise ValueError("image_level is 'identical image', and there are no two images with one manifest")
+    wheels = weakest(c.level for c in verification.components)
+    strongest: Level = "identical image" if image and reaches(wheels, "identical artifacts") else wheels
+    allowed = weakest((strongest, *(v.level for v in verification.variations)))
+    if not reaches(allowed, verification.level):
+        raise ValueError(f"level is {verification.level!r}, and what was compared comes to {allowed!r}")

@@ -56,3 +56,9 @@ def test_a_usable_docker_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CLEANROOM_ENGINE", raising=False)
     finding = doctor._engine("", Docker(True, "", "0.13.1", server="26.1.5"), "it needs root.", Project(tmp_path))
     assert (finding.level, finding.value) == ("ok", "Docker 26.1.5, buildx 0.13.1")
+
+
+def test_an_engine_that_does_not_exist_is_missing_as_a_build_would_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLEANROOM_ENGINE", "podman")
+    finding = doctor._engine("", Docker(True, ""), "", Project(tmp_path))
+    assert (finding.level, finding.value) == ("missing", "CLEANROOM_ENGINE is 'podman'")

@@ -359,7 +359,12 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (T, "[nvidia-cuda-nvcc==13.3.73, nvidia-nvvm==13.3.73]", "[]", ["toolkit.packages: the list is empty"]),
         # reasons are not optional
         (T, "    reason: kept as released\n", "", ["components.kernels: has architectures of its own without a reason"]),
-        (T, "    architectures: [sm_100a, sm_103a]\n", "", ["has a reason without architectures"]),
+        (
+            T,
+            TARGET[TARGET.index("    architectures: [sm_100a") : TARGET.index("expected:")],
+            "    reason: kept as released\n",
+            ["has a reason and nothing that it is for"],
+        ),
         (T, ", reason: not there", "", ["overrides[0]: the key 'reason' is missing"]),
         (T, "reason: not there", "reason: ''", ["overrides[0].reason: is empty"]),
         (C, ", reason: memory", "", ["environment.NVCC_THREADS: the key 'reason' is missing"]),
@@ -375,6 +380,7 @@ B, IMG = "bases/plain.yaml", "bases/official.yaml"
         (T, "outcome: partly", "outcome: refuses", ["expected.kernels: has counts, which belong to partly"]),
         (T, ", compiles: 7, of: 28", "", ["expected.kernels: is partly without its counts"]),
         (T, "compiles: 7", "compiles: 28", ["expected.kernels: compiles 28 of 28 is not a part"]),
+        (T, "of: 28", "of: 28, stubs: 0", ["expected.kernels.stubs: 0 is too small"]),
         (T, "compiles: 7", "compiles: 0", ["expected.kernels.compiles: 0 is too small"]),
         (T, f"  kernels: {EXPECTED}", f"  kernel: {EXPECTED}", ["expected.kernel: 'kernel' is no component of this target"]),
         (T, "- {component: kernels", "- {component: kernel", ["accepts[0].component: 'kernel'", "image, kernels"]),

@@ -10,14 +10,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import verifications
 from standings import built, damaged, failing, locked, project_at, read_binaries, verified
 
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import UnknownName
 from cleanroom.evidence import Evidence, write_evidence
+from cleanroom.lock import lock_path
 from cleanroom.matrix import (
     NEVER_RUN,
+    PUBLISHED,
     SAYS_NOTHING_OF,
     Options,
     Standing,
@@ -25,12 +28,14 @@ from cleanroom.matrix import (
     html,
     markdown,
     plain,
+    remarks,
     run,
     standings_of,
     surprise,
 )
 from cleanroom.products import Products, read_products
-from cleanroom.project import Project
+from cleanroom.project import REPOSITORY, Project
+from cleanroom.published import Published, published_path, write_published
 from cleanroom.survey import Survey, Unit
 
 GOLDEN = Path(__file__).parent / "data" / "matrix"
@@ -45,7 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     verified(project, sm100)
     read_binaries(project, sm100)
     sm90 = built(project, "sm90", architecture="sm_90a", content=locked(project, "sm90"), status="experimental")
-    read_binaries(project, sm90, stubs=38)
+    read_binaries(project, sm90, stubs=49)
     sm89 = built(project, "sm89", architecture="sm_89", content=locked(project, "sm89"), status="experimental")
     failing(project, sm89, "deepgemm")
     damaged(project, "sm120")
@@ -140,7 +145,9 @@ def test_an_experimental_target_stays_experimental_whatever_its_level(tmp_path: 
     ("target", "stubs", "fails", "expected"),
     [
         ("sm90", None, False, ""),  # partly, and nothing read: nothing to contradict
-        ("sm90", 38, False, ""),
+        ("sm90", 49, False, ""),
+        ("sm90", 38, False, "better than expected: 38 kernels are stubs, not 49"),
+        ("sm90", 60, False, "worse than expected: 60 kernels are stubs, not 49"),
         ("sm90", 0, False, "better than expected (partly: 2 of 29): it compiled and no kernel is a stub"),
         ("sm90", None, True, ""),
         ("sm89", None, False, "compiled; whether kernels are stubs was not read"),
@@ -246,7 +253,8 @@ def test_for_machines_it_is_one_object(project: Project) -> None:
     assert targets["sm100debian13"]["level"] == "identical artifacts"
     assert targets["sm90debian13"]["components"]["flashmla"] == {
         "level": "builds",
-        "stubs": 38,
+        "stubs": 49,
+        "at_run_time": "",
         "expected": "partly: 2 of 29",
         "surprise": "",
     }
@@ -284,8 +292,8 @@ def test_the_answer_for_one_card_looks_as_it_did(
         ("B300", "nox -s build-sm103"),  # built from another lock
         ("RTX 5090", "nox -s build-sm120"),  # unreadable
         ("RTX 4090", "read out/sm89/record.json"),  # failed
-        ("A100", "start from envs/targets/sm89.yaml with architectures: [sm_80]"),
-        ("DGX Spark", "start from envs/targets/sm120.yaml with architectures: [sm_121a]"),
+        ("A100", "nox -s trial -- --arch sm_80 --from sm89"),
+        ("DGX Spark", "nox -s trial -- --arch sm_121a --from sm120"),
     ],
 )
 def test_the_next_step_fits_what_is_known(
@@ -303,3 +311,43 @@ def test_asked_for_one_product_nothing_is_written(tmp_path: Path) -> None:
 def test_an_unknown_product_is_an_error_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="No product called 'H1000' is known here; close are H100"):
         said(project_at(tmp_path), Options(gpu="H1000"))
+
+
+def test_a_record_of_another_target_says_nothing_of_this_one(tmp_path: Path, envs: Envs) -> None:
+    project = project_at(tmp_path)
+    built(project, "sm90", architecture="sm_90a", content=OTHER)
+    (project.out_dir / "sm90").rename(project.out_dir / "sm89")
+    each = by_target(project, envs)["sm89"]
+    assert (each.level, each.trouble) == ("unreadable", "the record in out/sm89 is of sm90 on debian13.")
+
+
+def test_kernels_that_are_compiled_on_first_use_stand_beside_the_level(tmp_path: Path, envs: Envs) -> None:
+    project = project_at(tmp_path)
+    made = built(project, "sm100", architecture="sm_100a", content=OTHER)
+    write_evidence(project.out_dir / made.target.name / "evidence.json", verifications.evidence())
+    cell = by_target(project, envs)["sm100"].cell("deepep")
+    assert cell.text.endswith("1 of 2 run-time kernels compile")
+
+
+def test_what_was_run_for_a_card_is_shown_before_what_was_not_and_all_is_named(tmp_path: Path, envs: Envs) -> None:
+    project = project_at(tmp_path)
+    built(project, "sm100", architecture="sm_100a", content=OTHER)
+    (project.out_dir / "sm100").rename(project.out_dir / "sm100-python312")
+    record = project.out_dir / "sm100-python312" / "record.json"
+    record.write_text(record.read_text().replace('"base": "debian13"', '"base": "python312"'))
+    products = read_products(REPOSITORY / "envs", envs)
+    lines = answer(products.find("B200"), products, standings_of(project, envs), envs)
+    assert lines["can a clean machine reproduce it"].startswith("builds")
+    assert lines["also here"].startswith("sm100 on debian13 (supported): never run")
+
+
+def test_published_digests_are_told_where_nothing_was_built(tmp_path: Path, envs: Envs) -> None:
+    project = project_at(tmp_path)
+    content = locked(project, "sm100")
+    path = published_path(lock_path(project.root, "sm100-debian13"))
+    write_published(path, Published(content, "ab" * 32, "sha256:" + "cd" * 32, {}), "sm100")
+    each = by_target(project, envs)["sm100"]
+    assert (each.level, each.published) == ("never run", True)
+    assert f"sm100 on debian13: {PUBLISHED}" in list(remarks([each]))
+    write_published(path, Published("sha256:" + "00" * 32, "ab" * 32, "", {}), "sm100")
+    assert not by_target(project, envs)["sm100"].published

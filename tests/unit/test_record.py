@@ -171,3 +171,25 @@ def test_every_field_is_documented(kind: type) -> None:
     assert section, f"docs/record.md has no section {kind.__name__}"
     documented = re.findall(r"^\| `(\w+)` \|", section[0], re.MULTILINE)
     assert documented == [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d.update(verdict="identical image"), "verdict is 'identical image', and what the record holds comes to"),
+        (lambda d: d.update(verdict="builds"), "verdict is 'builds', and what the record holds comes to 'fails'"),
+        (lambda d: d["components"].append(d["components"][0]), "is there twice"),
+        (lambda d: d.update(deviations=["\x00"]), "characters that are no text"),
+        (lambda d: d.update(deviations=["\ud800"]), "characters that are no text"),
+        (lambda d: d.update(seconds=10**400), "too large a number"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(change: Callable[[dict[str, Any]], object], says: str) -> None:
+    with pytest.raises(RecordError, match=re.escape(says)):
+        parse_record(edited(change))
+
+
+def test_a_key_that_is_there_twice_is_refused() -> None:
+    text = dump_record(record()).replace('"verdict":', '"verdict": "builds",\n  "verdict":')
+    with pytest.raises(RecordError, match="'verdict' is there twice"):
+        parse_record(text)

@@ -36,6 +36,7 @@ from cleanroom.trial import (
     part_of,
     prepare,
     refuse_taken_name,
+    refuse_unreadable,
     setting,
     substitution,
     target_of,
@@ -280,3 +281,24 @@ def test_a_target_keeps_its_own_name_for_every_architecture() -> None:
     start = load_envs(REPOSITORY / "envs").target("sm100")
     made = [target_of(start, parse_arch(a, where="x"), Options(a, "sm100")).name for a in ("sm_120a", "sm_120f")]
     assert made == ["trial_sm_120a", "trial_sm_120f"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"settings": ("FOO={bar}",)}, "FOO"),
+        ({"substitutes": ("flashmla:../setup.py:a=>b",)}, "substitute"),
+        ({"substitutes": ("flashmla:/etc/passwd:a=>b",)}, "substitute"),
+    ],
+)
+def test_what_no_target_could_say_is_refused_before_anything_is_tried(
+    envs: Envs, tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    job = job_of(envs, tmp_path, **options)
+    with pytest.raises(EnvsError, match=says):
+        refuse_unreadable(envs, Options(arch="sm_120a", start="sm100", **options), job)
+
+
+def test_what_was_set_and_substituted_is_a_file_that_loads(envs: Envs, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"settings": ("NVCC_APPEND_FLAGS=-lineinfo",), "substitutes": ("flashmla:setup.py:-O3=>-O2",)}
+    refuse_unreadable(envs, Options(arch="sm_120a", start="sm100", **options), job_of(envs, tmp_path, **options))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import verifications
 from records import component, failed_record, not_attempted, record
 
 from cleanroom.build import Job
@@ -209,3 +210,28 @@ def test_a_level_that_was_asked_for_passes_and_a_weaker_one_names_its_first_diff
     with pytest.raises(VerifyFailed, match="reach 'same architectures'") as error:
         raise_for(weak, "identical artifacts")
     assert "deep_ep/_C.so sm_100a kernel f" in (error.value.means or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"image_second": None}, "no two images with one manifest"),
+        ({"image_second": None, "image_level": "incomplete"}, "level is 'identical image', and what was compared comes to"),
+        ({"components": ()}, "comes to 'incomplete'"),
+        ({"started": "yesterday"}, "not a UTC time"),
+    ],
+)
+def test_a_level_that_does_not_follow_from_what_was_compared_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    write_verification(tmp_path / "verification.json", verifications.verification(**changes))
+    with pytest.raises(RecordError, match=says):
+        read_verification(tmp_path / "verification.json")
+
+
+def test_two_wheels_of_different_bytes_are_not_identical(tmp_path: Path) -> None:
+    whole = verifications.verification()
+    first, *rest = whole.components
+    assert first.second is not None
+    other = replace(first, second=replace(first.second, sha256="cd" * 32))
+    write_verification(tmp_path / "verification.json", replace(whole, components=(other, *rest)))
+    with pytest.raises(RecordError, match="its two wheels are not the same bytes"):
+        read_verification(tmp_path / "verification.json")

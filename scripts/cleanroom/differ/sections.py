@@ -16,7 +16,7 @@ from elftools.elf.elffile import ELFFile
 
 EM_CUDA = 190
 ALLOC, EXECUTE = 2, 4
-STT_SECTION, STT_FILE = 3, 4
+STT_FILE = 4
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 _REL = struct.Struct("<QQ")
