@@ -173,7 +173,7 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
     if inputs is not None and lock.inputs != inputs:
         raise LockError(
             f"{path.name} is stale: it was resolved from {lock.inputs}, the files under envs/ now give {inputs}.",
-            means="A target, component, base or architecture file changed after locking.",
+            means="What the target, a component or the base asks for changed after locking.",
             next_step=again,
         )
     return lock
