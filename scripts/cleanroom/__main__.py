@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--wheel", type=Path, metavar="FILE", help="the machine code that any wheel holds")
     sources.add_argument("--base")
     table = verb("matrix", matrix_verb, "Show all targets and components from the records present")
-    table.add_argument("--gpu", default="", metavar="NAME", help="only what it means for one card, such as H100")
+    table.add_argument("--gpu", metavar="NAME", help="only what it means for one card, such as H100")
     questions = verb(
         "checklist", checklist_verb, "Write the migration checklist of a target, filled in as far as there is evidence"
     )
@@ -161,6 +161,8 @@ def positive(text: str) -> int:
 def pairs(envs: Envs, targets: Sequence[str], base: str | None) -> list[tuple[str, str]]:
     """The (target, base) names that a command line means: all of them where it names none."""
     chosen = [envs.target(name) for name in targets] or list(envs.targets.values())
+    for target in chosen if targets else ():
+        envs.base_of(target, base)
     if base is not None:
         envs.base(base)
     return [(t.name, b) for t in chosen for b in t.bases if base in (None, b)]
@@ -183,7 +185,10 @@ def lock_verb(options: argparse.Namespace, console: Console) -> int:
         changed = not path.exists() or path.read_text() != dump_lock(lock)
         write_lock(path, lock)
         console.info(f"{path.name}: {len(lock.entries)} entries, {'written' if changed else 'unchanged'}")
-    if "engine" in options.targets and not options.check:
+    if "engine" in options.targets and options.check:
+        read_lock(lock_path(REPOSITORY, "engine"))
+        console.info("engine.lock is whole")
+    elif "engine" in options.targets:
         write_lock(lock_path(REPOSITORY, "engine"), resolving.resolve_engine(console))
         console.info("engine.lock: written")
     return 0
@@ -193,7 +198,7 @@ def fetch_verb(options: argparse.Namespace, console: Console) -> int:
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
     target = envs.target(options.target)
-    base = options.base or target.bases[0]
+    base = envs.base_of(target, options.base).name
     lock = read_lock(lock_path(project.root, f"{target.name}-{base}"), inputs=envs.inputs_checksum(target.name, base))
     store = Store.default()
     for each in (lock, read_lock(lock_path(REPOSITORY, "engine"))):
@@ -313,7 +318,7 @@ def inventory_verb(options: argparse.Namespace, console: Console) -> int:
         show_wheel(of_wheel(options.wheel, envs.table), console)
         return 0
     target = envs.target(options.target)
-    base = options.base or target.bases[0]
+    base = envs.base_of(target, options.base).name
     lock = read_lock(lock_path(project.root, f"{target.name}-{base}"), inputs=envs.inputs_checksum(target.name, base))
     fetch(replace(lock, entries=lock.group("source")), Store.default(), console, project=project)
     show_inventory(inventory(envs, target, lock, Store.default()), console)

@@ -147,9 +147,7 @@ class Outcome:
 def prepare(project: Project, envs: Envs, target_name: str, base_name: str | None) -> Job:
     """Load, check and pin down what will be built; nothing is fetched and nothing is started."""
     target = envs.target(target_name)
-    base = envs.base(base_name or target.bases[0])
-    if base.name not in target.bases:
-        raise UnknownName(f"{target.name} is not defined on base {base.name!r}.", means=f"Its bases are {', '.join(target.bases)}.")
+    base = envs.base_of(target, base_name)
     lock = read_lock(lock_path(project.root, f"{target.name}-{base.name}"), inputs=envs.inputs_checksum(target.name, base.name))
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
     refuse_known_conflicts(lock)

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from cleanroom.console import Console, without_control
 from cleanroom.envs import Envs, load_envs
-from cleanroom.errors import LockError
+from cleanroom.errors import EnvsError, LockError
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
 from cleanroom.lock import lock_path, read_lock
@@ -63,15 +63,27 @@ def run(project: Project, target_name: str, base_name: str | None, console: Cons
     """Write the checklist of a target into its output folder. Raises EnvsError, UnknownName."""
     envs = load_envs(project.envs_dir)
     target = envs.target(target_name)
-    stands = standing(project, target, envs.base(base_name or target.bases[0]).name)
+    stands = standing(project, target, envs.base_of(target, base_name).name)
     facts = Project().envs_dir  # about upstream, whatever project the target is of
     stands = replace(stands, lock_now=usable_lock(project, envs, stands))
-    answers = answers_of(stands, read_questions(facts), read_gpu_checks(facts))
+    questions, checks = read_questions(facts), read_gpu_checks(facts)
+    refuse_unknown_tests(questions, checks)
+    answers = answers_of(stands, questions, checks)
     path = project.out_dir / stands.folder / OUTPUT
     write_atomically(path, checklist(stands, answers).encode())
     states = Counter(each.state for group in answers.values() for each in group)
     console.result({"checklist": str(path), **{state: states[state] for state in get_args(State)}})
     return 0
+
+
+def refuse_unknown_tests(questions: Sequence[Question], checks: Mapping[str, GpuCheck]) -> None:
+    """Raise EnvsError where a question names tests that no file describes: they would silently be left out."""
+    if unknown := [name for question in questions for name in question.tests if name not in checks]:
+        raise EnvsError(
+            f"envs/{FILE} names the tests of {unknown[0]!r}, and envs/gpu-checks.yaml has none.",
+            means=f"It has those of {', '.join(checks) or 'nothing'}.",
+            next_step="correct the name in one of the two",
+        )
 
 
 def usable_lock(project: Project, envs: Envs, stands: Standing) -> str:

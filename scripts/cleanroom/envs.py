@@ -132,6 +132,14 @@ class Envs:
         """The component called `name`; UnknownName with the nearest one otherwise."""
         return _lookup("component", name, self.components)
 
+    def base_of(self, target: Target, name: str | None) -> Base:
+        """A base that a target is defined on, its first one by default. Raises UnknownName."""
+        base = self.base(name or target.bases[0])
+        if base.name not in target.bases:
+            means = f"Its bases are {', '.join(target.bases)}."
+            raise UnknownName(f"{target.name} is not defined on base {base.name!r}.", means=means)
+        return base
+
     def base(self, name: str) -> Base:
         """The base called `name`; UnknownName with the nearest one otherwise."""
         return _lookup("base", name, self.bases)

@@ -136,7 +136,7 @@ class Standing:
 class Options:
     """What the person who types `matrix` may choose: one product to ask about instead."""
 
-    gpu: str = ""
+    gpu: str | None = None
 
 
 def run(project: Project, options: Options, console: Console) -> int:
@@ -147,7 +147,7 @@ def run(project: Project, options: Options, console: Console) -> int:
     envs = load_envs(project.envs_dir)
     products = read_products(project.envs_dir, envs)
     standings = standings_of(project, envs)
-    if options.gpu:
+    if options.gpu is not None:
         product = products.find(options.gpu)
         console.result(answer(product, products, standings, envs))
         return 0

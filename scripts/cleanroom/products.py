@@ -104,6 +104,13 @@ def read_products(envs_dir: Path, envs: Envs) -> Products:
 def _products(item: Item, envs: Envs) -> Products:
     fields = item.fields(["products"], ["elsewhere"])
     by_name = {name: _product(name, each, envs) for name, each in fields.entries("products")}
+    spelt = [words for product in by_name.values() for words in _names(product)]
+    for name, each in fields.entries("products"):
+        for words in _names(by_name[name]):
+            if not words:
+                each.wrong("has a name or alias without a letter or digit, which every question would hold")
+            elif spelt.count(words) > 1:
+                each.wrong(f"{' '.join(words)!r} means two products, or one of them twice")
     return Products(by_name, tuple(_elsewhere(each, by_name) for each in fields.items("elsewhere")))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from standings import built, failing, locked, project_at, read_binaries, verified
 
-from cleanroom.checklist import SHOWN, Answer, answers_of, checklist, read_questions, run
+from cleanroom.checklist import SHOWN, Answer, Question, answers_of, checklist, read_questions, refuse_unknown_tests, run
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, UnknownName
@@ -137,3 +137,9 @@ def test_a_mistake_in_the_questions_is_named(tmp_path: Path, text: str, expected
     with pytest.raises(EnvsError) as caught:
         read_questions(tmp_path)
     assert expected in caught.value.what
+
+
+def test_tests_that_no_file_describes_are_refused_and_not_left_out() -> None:
+    refuse_unknown_tests(read_questions(ENVS), read_gpu_checks(ENVS))
+    with pytest.raises(EnvsError, match="'flashmlaa'"):
+        refuse_unknown_tests((Question("?", (), ("flashmlaa",), ()),), read_gpu_checks(ENVS))

@@ -148,3 +148,19 @@ def test_a_mistake_in_the_products_is_named(tmp_path: Path, envs: Envs, old: str
     with pytest.raises(EnvsError) as caught:
         read_products(tmp_path, envs)
     assert expected in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("alias", "says"), [('"--"', "without a letter or digit"), ("H100", "means two products"), ("RTX-5090", "means two products")]
+)
+def test_an_alias_that_would_mean_something_else_is_refused(envs: Envs, tmp_path: Path, alias: str, says: str) -> None:
+    text = (ENVS / "products.yaml").read_text()
+    (tmp_path / "products.yaml").write_text(text.replace('aliases: ["4090"]', f'aliases: ["4090", {alias}]'))
+    with pytest.raises(EnvsError, match=says):
+        read_products(tmp_path, envs)
+
+
+def test_every_product_that_names_a_target_names_one_that_is_there(envs: Envs) -> None:
+    named = [p.target for p in read_products(ENVS, envs).by_name.values() if p.target]
+    assert named
+    assert set(named) <= set(envs.targets)
