@@ -131,6 +131,9 @@ def write_lock(path: Path, lock: Lock) -> None:
     write_atomically(path, dump_lock(lock).encode())
 
 
+_KEYS = frozenset({"schema", "target", "base", "inputs", "content", "source_date_epoch", "notes", "entries"})
+
+
 def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
     """Read and check a lock.
 
@@ -168,6 +171,13 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
         raise LockError(
             f"{path.name} was changed after it was written: its content is {lock.content}, it says {data.get('content')}.",
             means="A lock edited by hand is not what the resolver chose, so it is not used.",
+            next_step=f"git checkout {path.name}, or: {again}",
+        )
+    strange = sorted(set(data) - _KEYS) + sorted(set(data.get("entries") or ()) - set(get_args(Group)))
+    if strange or lock.name != path.stem:
+        raise LockError(
+            f"{path.name} holds {strange[0]!r}, which is unknown." if strange else f"{path.name} holds the lock {lock.name}.",
+            means="It was edited, or copied over another one.",
             next_step=f"git checkout {path.name}, or: {again}",
         )
     if inputs is not None and lock.inputs != inputs:

@@ -47,7 +47,8 @@ def test_a_lock_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_lock_without_a_base_is_named_after_its_target(tmp_path: Path) -> None:
     engine = lock(target="engine", base="")
     assert (engine.name, lock().name) == ("engine", "fixture-debian13")
-    assert round_trip(tmp_path, engine).base == ""
+    write_lock(tmp_path / "engine.lock", engine)
+    assert read_lock(tmp_path / "engine.lock").base == ""
     assert lock_path(tmp_path, engine.name) == tmp_path / "lockfiles" / "engine.lock"
 
 
@@ -267,3 +268,24 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     assert sha256_of(tmp_path / "empty") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def test_a_lock_copied_over_another_is_refused(tmp_path: Path) -> None:
+    write_lock(tmp_path / "sm90-debian13.lock", lock(target="sm100"))
+    with pytest.raises(LockError, match="holds the lock sm100-debian13"):
+        read_lock(tmp_path / "sm90-debian13.lock")
+
+
+@pytest.mark.parametrize("text", ["extra: 1\n", "entries:\n  pythn: []\n"])
+def test_a_key_or_group_that_nothing_reads_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "fixture-debian13.lock"
+    write_lock(path, lock(entries=()))
+    path.write_text(path.read_text().replace("entries: {}\n", text))
+    with pytest.raises(LockError, match="which is unknown"):
+        read_lock(path)
+
+
+def test_a_lock_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fixture-debian13.lock").write_text("[" * 20_000)
+    with pytest.raises(LockError, match="not valid YAML"):
+        read_lock(tmp_path / "fixture-debian13.lock")
