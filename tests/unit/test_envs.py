@@ -831,3 +831,13 @@ def test_the_table_is_sorted_by_number() -> None:
     raw = yaml.safe_load((ENVS / A).read_text())
     for part in ("capabilities", "toolkits", "torch"):
         assert list(raw[part]) == sorted(raw[part], key=release), part
+
+
+def test_a_base_is_one_that_the_target_is_defined_on() -> None:
+    envs = load_envs(REPOSITORY / "envs")
+    sm90 = envs.target("sm90")
+    assert envs.base_of(sm90, None).name == "debian13"
+    with pytest.raises(UnknownName, match="not defined on base 'python312'"):
+        envs.base_of(sm90, "python312")
+    with pytest.raises(UnknownName, match="'debian12'"):
+        envs.base_of(sm90, "debian12")
