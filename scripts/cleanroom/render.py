@@ -155,7 +155,9 @@ def surveyed(component: Component, target: Target) -> bool:
 
 
 def image_expected(target: Target) -> bool:
-    """Whether every component is expected to build, so that there can be an image."""
+    """Whether every component is expected to build, so that there can be an image; of a trial nothing is expected."""
+    if target.status == "experimental" and not target.expected:
+        return False
     return all(expectation.outcome != "refuses" for expectation in target.expected)
 
 

@@ -302,3 +302,12 @@ def test_what_no_target_could_say_is_refused_before_anything_is_tried(
 def test_what_was_set_and_substituted_is_a_file_that_loads(envs: Envs, tmp_path: Path) -> None:
     options: dict[str, Any] = {"settings": ("NVCC_APPEND_FLAGS=-lineinfo",), "substitutes": ("flashmla:setup.py:-O3=>-O2",)}
     refuse_unreadable(envs, Options(arch="sm_120a", start="sm100", **options), job_of(envs, tmp_path, **options))
+
+
+def test_kernels_compiled_at_run_time_are_tried_without_what_is_compiled_unit_by_unit(envs: Envs, tmp_path: Path) -> None:
+    """FlashMLA makes no wheel in a trial: waiting for it, nothing of the others was ever tried."""
+    job = job_of(envs, tmp_path)
+    hosts = {s.component for s in job.target.components if not job.surveyed(s.component)}
+    assert "flashmla" not in hosts
+    assert hosts.issuperset(job.probed_with)
+    assert "FROM jit-environment AS jit-runtime" in job.rendered.files["Dockerfile"]
