@@ -80,6 +80,8 @@ IMAGE_FILE = "image.oci.tar"
 IMAGE_COMPRESSION: Compression = "zstd"
 DISK_FACTOR, DISK_FACTOR_STARTED = 8, 2
 """Bytes of disk per locked byte: for a first build, and once the engine already holds base and environment."""
+TOLD = 15
+"""Lines of a failed step's log that its message holds; the log is kept whole."""
 WANTED = re.compile(r"(?:has requirement|requires) ([A-Za-z0-9][A-Za-z0-9._-]*)")
 """What `pip check` names as required."""
 
@@ -351,7 +353,7 @@ class Work:
     def run(self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options) -> Made:
         """Environment first, then the components side by side, then what can be made of those that are there."""
         with self.console.steps(f"Building {self.job.rendered.name}", 1 + len(selected)) as view:
-            self.step(view, "environment", "build-environment", None)
+            self.must(view, "environment", "build-environment", None)
             self.components(view, selected, outcomes, keep_going=options.keep_going or self.job.target.status != "supported")
             there = {name for name in selected if outcomes[name].status in ("built", "reused")}
             failed = tuple(name for name in selected if outcomes[name].status == "failed" and self.job.surveyed(name))
@@ -360,15 +362,15 @@ class Work:
             whole = is_whole(self.job, options) and len(there) == len(selected)
             view.expect(1 + len(selected) + len(failed) + compiles + 2 * whole)
             for name in failed:
-                self.step(view, f"survey of {name}", f"survey-{name}", LocalOutput(self.job.survey_of(name)))
+                self.must(view, f"survey of {name}", f"survey-{name}", LocalOutput(self.job.survey_of(name)))
             if whole:
-                self.step(view, "probe", "probe", LocalOutput(self.job.out / "probe"))
+                self.must(view, "probe", "probe", LocalOutput(self.job.out / "probe"))
             if compiles:
-                self.step(view, "jit", "jit", LocalOutput(self.job.out / "jit"))
+                self.must(view, "jit", "jit", LocalOutput(self.job.out / "jit"))
             if not whole:
                 return Made(None, {}, compiles, failed)
             probe = json.loads((self.job.out / "probe" / "probe.json").read_text())
-            done = self.step(view, "image", "runtime", OciOutput(self.job.out / IMAGE_FILE, IMAGE_COMPRESSION))
+            done = self.must(view, "image", "runtime", OciOutput(self.job.out / IMAGE_FILE, IMAGE_COMPRESSION))
             size = (self.job.out / IMAGE_FILE).stat().st_size
             return Made(Image(IMAGE_FILE, done.digest, size, IMAGE_COMPRESSION), probe, compiles, failed)
 
@@ -402,6 +404,18 @@ class Work:
             publish(place / outcome.result["wheel"], self.job.out / outcome.result["wheel"], outcome)
         outcome.seconds = time.monotonic() - started
         return outcome
+
+    def must(self, view: StepView, name: str, target: str, output: LocalOutput | OciOutput | None) -> BuildResult:
+        """A step that nothing goes on without. Raises BuildFailed with the end of its log, which is kept."""
+        try:
+            return self.step(view, name, target, output)
+        except StepFailed as failed:
+            lines = failed.log.strip().splitlines() or [failed.error]
+            raise BuildFailed(
+                f"{self.job.target.name}: the step {name} failed.",
+                means="\n".join(lines[-TOLD:]),
+                next_step=f"read logs/{name}.log in the output folder; the same command resumes",
+            ) from None
 
     def step(self, view: StepView, name: str, target: str, output: LocalOutput | OciOutput | None) -> BuildResult:
         """Build one stage of the Dockerfile under a name people know."""

@@ -240,19 +240,19 @@ def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs:
     hosts = [name for name in outcomes if name not in surveyed]
     report = None
     with work.console.steps(f"Trying {job.target.architecture_names[0]}", 2 + len(outcomes)) as view:
-        work.step(view, "environment", "build-environment", None)
+        work.must(view, "environment", "build-environment", None)
         if hosts:
             work.components(view, hosts, outcomes, keep_going=True)
         there = {name for name in hosts if outcomes[name].status in ("built", "reused")}
         needed = job.probed_with
         if needed and there.issuperset(needed):
-            work.step(view, "jit", "jit", LocalOutput(job.out / "jit"))
+            work.must(view, "jit", "jit", LocalOutput(job.out / "jit"))
             report = read_report(job.out / "jit", job.envs.jit, job.target)
             for name in needed:
                 part = part_of(name, job, envs, options, outcomes[name], report)
                 work.console.info(f"{name}: {part.verdict}, {part.counts} ({options.start}: {part.reference})")
         for name in surveyed:
-            work.step(view, f"survey of {name}", f"survey-{name}", LocalOutput(job.survey_of(name)))
+            work.must(view, f"survey of {name}", f"survey-{name}", LocalOutput(job.survey_of(name)))
     return report
 
 
