@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,7 +17,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cleanroom import __version__
+from cleanroom import __version__, image_archive
 from cleanroom import fetch as fetching
 from cleanroom import render as rendering
 from cleanroom.base import Base
@@ -73,7 +72,7 @@ from cleanroom.record import (
 from cleanroom.resources import Resources, cores_here, memory_here, needs_of, plan
 from cleanroom.sensitivity import load_sensitivity
 from cleanroom.store import Store
-from cleanroom.survey import read_survey
+from cleanroom.survey import BUILD_LOG, read_survey
 from cleanroom.target import Target
 
 IMAGE_FILE = "image.oci.tar"
@@ -301,11 +300,9 @@ def intact(path: Path, size: int, sha256: str) -> bool:
 def manifest_digest(image: Path) -> str:
     """The manifest digest that an OCI archive's index names, or an empty string where there is no whole archive."""
     try:
-        with tarfile.open(image) as archive:
-            member = archive.extractfile("index.json")
-            index = json.load(member) if member else {}
-        return str(index["manifests"][0]["digest"])
-    except (OSError, tarfile.TarError, KeyError, IndexError, TypeError, ValueError):
+        with image_archive.opened(image) as archive:
+            return archive.digest
+    except IntegrityError:
         return ""
 
 
@@ -539,7 +536,7 @@ def component_result(job: Job, outcome: Outcome) -> ComponentResult:
         translation_units=TranslationUnits(total, total - reused, reused),
         changes=tuple(result.get("changes", ())),
         failure=outcome.failure,
-        log=f"components/{component.name}/build.log" if result else f"logs/{component.name}.log",
+        log=f"components/{component.name}/{BUILD_LOG}" if result else f"logs/{component.name}.log",
     )
 
 

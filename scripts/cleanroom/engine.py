@@ -393,7 +393,9 @@ def choose(environment: Mapping[str, str], console: Console) -> tuple[Choice, Do
     forced = environment.get("CLEANROOM_ENGINE", "").strip()
     if forced not in MAY_BE_FORCED:
         raise EngineError(
-            f"CLEANROOM_ENGINE is {forced!r}.", means="It may be docker, embedded or auto.", next_step="unset CLEANROOM_ENGINE"
+            f"CLEANROOM_ENGINE is {forced!r}.",
+            means=f"It may be {', '.join(filter(None, MAY_BE_FORCED))}.",
+            next_step="unset CLEANROOM_ENGINE",
         )
     if forced == "embedded":
         _refuse_embedded()

@@ -46,7 +46,7 @@ class ArchError(CleanroomError):
 
 
 class ToolchainError(CleanroomError):
-    """Host compiler, toolkit and torch do not fit together."""
+    """Host compiler, toolkit and torch do not fit together, or a lock holds versions that are known not to."""
 
     exit_code = 14
 
@@ -88,7 +88,7 @@ class EngineError(CleanroomError):
 
 
 class BuildFailed(CleanroomError):
-    """A component did not build; the message carries the first root error."""
+    """A component, or a step of the environment or image, did not build; the message carries the first root error."""
 
     exit_code = 21
 

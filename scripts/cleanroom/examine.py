@@ -22,7 +22,7 @@ from cleanroom.jit import JitReport
 from cleanroom.lock import Lock
 from cleanroom.project import Project
 from cleanroom.store import Store
-from cleanroom.survey import Survey
+from cleanroom.survey import BUILD_LOG, Survey
 from cleanroom.target import Target
 
 RUN_TIME_KERNEL = "run-time kernel"
@@ -30,8 +30,7 @@ DEGRADES: Severity = "degrades"
 NOTE: Severity = "note"
 
 FINDINGS = "findings.jsonl"
-LOG = "build.log"
-"""What a container leaves beside the wheel: one finding a line, and what its build wrote."""
+"""What a container leaves beside the wheel, one finding a line."""
 
 
 def examine(
@@ -114,7 +113,7 @@ def noted(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
 def warned(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
     """What the tools only warned of in the log of each component, although it is not what was asked for."""
     for component in components:
-        path = folder / component / LOG
+        path = folder / component / BUILD_LOG
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         for kind, pattern in SILENT:
             if found := list(dict.fromkeys(match["message"] for line in lines if (match := pattern.match(line)))):

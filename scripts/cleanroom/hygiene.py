@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -144,7 +145,7 @@ def libraries_in(wheels: Iterable[Path]) -> frozenset[str]:
 def overlaps(wheels: Mapping[str, Path], others: Mapping[str, Path]) -> tuple[Finding, ...]:
     """Paths that two wheels install with different bytes: which one is there afterwards depends on the order."""
     owners: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-    for name, wheel in {**others, **wheels}.items():
+    for name, wheel in (*others.items(), *wheels.items()):
         for item in _contents(wheel):
             owners[_installed_as(item.filename)].setdefault((item.CRC, item.file_size), name)
     return tuple(
@@ -160,8 +161,14 @@ def overlaps(wheels: Mapping[str, Path], others: Mapping[str, Path]) -> tuple[Fi
 
 
 def _installed_as(path: str) -> str:
-    """Where the environment gets a file of a wheel: what lies below <name>.data/ goes to a folder by its kind."""
-    return _DATA.sub(lambda found: "" if found[1] in ("purelib", "platlib") else f"{found[1]}/", path)
+    """Where the environment gets a file of a wheel: what lies below <name>.data/ goes to a folder by its kind.
+
+    Headers keep their path: each distribution has a folder of its own for them.
+    """
+    found = _DATA.match(path)
+    if found is None or found[1] == "headers":
+        return path
+    return path[found.end() :] if found[1] in ("purelib", "platlib") else f"<{found[1]}>/{path[found.end() :]}"
 
 
 def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rules) -> tuple[Finding, ...]:
@@ -238,7 +245,7 @@ def _dynamic(data: bytes) -> list[tuple[Symbol, int]]:
 def machine_traces() -> dict[str, str]:
     """What would tell where a build ran: this machine's host name, and the folders of its user and of this process."""
     host, home, here = socket.gethostname(), str(Path.home()), str(Path.cwd())
-    traces = {host: "this machine's host name"} if len(host) >= _TELLING and host != "localhost" else {}
+    traces = {host: "this machine's host name"} if len(host) >= _TELLING and host not in _ORDINARY else {}
     return traces | {f: "a folder of this machine" for f in (home, here) if len(Path(f).parts) > 2}
 
 
@@ -251,6 +258,8 @@ _TAG = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)|(manylinux1|manylinux2010|
 _OLD_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
 _INTERPRETER = ("Py", "_Py")
 _WEAK, _NO_VERSION = 2, 1
+_ORDINARY = ("localhost", "debian", "ubuntu", "linux", "server", "docker", "runner", "builder", "container")
+"""Names of machines that are words in many a file."""
 _TELLING = 5
 """A shorter name would be found in files that have nothing to do with it."""
 
@@ -303,28 +312,46 @@ def _objections(
         yield from _search_path(entry, library.file, place)
     limits = {f"the wheel's tag promises glibc {promised}": promised, f"the image has glibc {place.glibc}": place.glibc}
     for reason, glibc in limits.items():
-        for family, newest in rules.newest(glibc).items() if glibc else ():
-            if release(library.newest.get(family, "0")) > release(newest):
-                message = f"needs {family}_{library.newest[family]}, and {reason}, which has {family}_{newest} at most"
-                yield "symbol version", "fails", message
+        for needed, newest in too_new(library, glibc, rules):
+            yield "symbol version", "fails", f"needs {needed}, and {reason}, which has {newest} at most"
+
+
+def too_new(library: Library, glibc: str, rules: Rules) -> Iterator[tuple[str, str]]:
+    """Symbol versions that a library needs and a system with this glibc lacks, each with the newest that it has."""
+    for family, newest in rules.newest(glibc).items() if glibc else ():
+        if release(library.newest.get(family, "0")) > release(newest):
+            yield f"{family}_{library.newest[family]}", f"{family}_{newest}"
+
+
+Leads = Literal["into stubs", "beside the file", "to the current folder", "to a fixed folder"]
+
+
+def leads(entry: str) -> Leads:
+    """Where an entry of a library's search path leads."""
+    if "stubs" in entry.split("/"):
+        return "into stubs"
+    if entry.startswith(("$ORIGIN", "${ORIGIN}")):
+        return "beside the file"
+    return "to a fixed folder" if entry.startswith("/") else "to the current folder"
 
 
 def _search_path(entry: str, file: str, place: Place) -> Iterator[tuple[str, Severity, str]]:
     kind = "library search path"
-    if not entry:
-        yield kind, "fails", "searches the current folder for libraries (an empty entry in its RUNPATH)"
-    elif "stubs" in entry.split("/"):
-        yield kind, "fails", f"searches {entry}: the libraries there are stubs, to link with and not to run"
-    elif entry.startswith(("$ORIGIN", "${ORIGIN}")):
-        below = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", posixpath.dirname(file) or ".", 1)
-        if posixpath.normpath(below).startswith(".."):
-            yield kind, "fails", f"searches {entry}, which leaves the folder that it is installed in"
-    elif not entry.startswith("/"):
-        yield kind, "fails", f"searches {entry}, which depends on the current folder"
-    elif any(entry == folder or entry.startswith(f"{folder}/") for folder in place.folders):
-        yield kind, "note", f"searches {entry}: it works in an environment at that place only"
-    else:
-        yield kind, "fails", f"searches {entry}, which is not part of the image"
+    match leads(entry):
+        case "into stubs":
+            yield kind, "fails", f"searches {entry}: the libraries there are stubs, to link with and not to run"
+        case "beside the file":
+            below = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", posixpath.dirname(file) or ".", 1)
+            if posixpath.normpath(below).startswith(".."):
+                yield kind, "fails", f"searches {entry}, which leaves the folder that it is installed in"
+        case "to the current folder" if not entry:
+            yield kind, "fails", "searches the current folder for libraries (an empty entry in its RUNPATH)"
+        case "to the current folder":
+            yield kind, "fails", f"searches {entry}, which depends on the current folder"
+        case "to a fixed folder" if any(entry == folder or entry.startswith(f"{folder}/") for folder in place.folders):
+            yield kind, "note", f"searches {entry}: it works in an environment at that place only"
+        case "to a fixed folder":
+            yield kind, "fails", f"searches {entry}, which is not part of the image"
 
 
 def _promised_glibc(wheel: Path) -> str:

@@ -173,7 +173,7 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
             means="A lock edited by hand is not what the resolver chose, so it is not used.",
             next_step=f"git checkout {path.name}, or: {again}",
         )
-    strange = sorted(set(data) - _KEYS) + sorted(set(data.get("entries") or ()) - set(get_args(Group)))
+    strange = sorted(map(str, {*data} - _KEYS)) + sorted(map(str, {*(data.get("entries") or ())} - {*get_args(Group)}))
     if strange or lock.name != path.stem:
         raise LockError(
             f"{path.name} holds {strange[0]!r}, which is unknown." if strange else f"{path.name} holds the lock {lock.name}.",

@@ -359,6 +359,7 @@ def plain(standing: Standing) -> dict[str, Any]:
         "date": standing.date,
         "lock": standing.report.record.lock.content if standing.report else "",
         "old_lock": standing.old_lock,
+        "published": standing.published,
         "trouble": standing.trouble,
         "components": {
             c.component: {

@@ -214,16 +214,21 @@ def parse_record(text: str, *, name: str = "record.json") -> Record:
     return parse_document(Record, text, name=name, schema=SCHEMA, again="build the target again", check=_check)
 
 
+def check_utc(started: str) -> None:
+    """Raise ValueError for what is not the UTC time of a start."""
+    try:
+        datetime.strptime(started, "%Y-%m-%dT%H:%M:%SZ").astimezone()
+    except ValueError:
+        raise ValueError(f"started is {started!r}, not a UTC time such as 2026-01-31T09:00:00Z") from None
+
+
 def _check(record: Record) -> None:
     """What types do not say."""
-    try:
-        datetime.strptime(record.started, "%Y-%m-%dT%H:%M:%SZ").astimezone()
-    except ValueError:
-        raise ValueError(f"started is {record.started!r}, not a UTC time such as 2026-01-31T09:00:00Z") from None
+    check_utc(record.started)
     names = [c.name for c in record.components]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"the component {twice} is there twice")
-    # Findings that fail a build are in the evidence and not here, so that a record may be worse than its parts, never better.
+    # Findings that fail a build are in the evidence and not here: only that makes a verdict another one than its parts come to.
     if record.verdict not in ("fails", own := verdict_for(record.components, record.imports)):
         raise ValueError(f"verdict is {record.verdict!r}, and what the record holds comes to {own!r}")
     paths = [("image.file", record.image.file)] if record.image else []

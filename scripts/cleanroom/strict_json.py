@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,8 +22,11 @@ def to_json(value: Any) -> Any:
         return [to_json(v) for v in value]
     if isinstance(value, Mapping):
         return {key: to_json(value[key]) for key in sorted(value)}
-    return value
+    return _NO_TEXT.sub("\ufffd", value) if isinstance(value, str) else value
 
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What a log or a file name may hold, and no text does."""
 
 T = TypeVar("T")
 
@@ -124,19 +128,16 @@ def _object(kind: type[Any], value: Any, where: str) -> Any:
 def _typed(kind: type[T], value: Any, where: str) -> T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{where} is {value!r}, not {_KINDS.get(kind, kind.__name__)}")
-    if kind is str and not _is_text(str(value)):
+    if kind is str and _NO_TEXT.search(str(value)):
         raise ValueError(f"{where} holds characters that are no text")
     return value
-
-
-def _is_text(value: str) -> bool:
-    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError(f"{next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))!r} is there twice")
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in found if names.count(name) > 1)!r} is there twice")
     return found
 
 

@@ -33,6 +33,9 @@ Gate = Literal[
 """What said no. `missing implementation`: nothing did, and that is the trouble: a stub was made."""
 STUB = Failure("other", "it compiles, and does nothing but stop: the source has no code for this architecture", None, None, (), "")
 
+BUILD_LOG = "build.log"
+"""What a container's build wrote, beside what it made."""
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -109,7 +112,7 @@ def read_survey(folder: Path, component: str) -> Survey:
 
     Raises RecordError if it is damaged. Without units.jsonl no unit was attempted: something refused before.
     """
-    log = folder / "build.log"
+    log = folder / BUILD_LOG
     failure = classify(log.read_text(errors="replace")) if log.is_file() else None
     units = folder / "units.jsonl"
     try:

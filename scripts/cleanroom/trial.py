@@ -169,11 +169,11 @@ def prepare(project: Project, envs: Envs, options: Options, store: Store, consol
         target = replace(target, toolkit=toolkit)
         kept = [e for e in lock.entries if e.group not in ("toolkit", "headers")]
         lock = replace(lock, entries=tuple(sorted((*kept, *entries))))
+    refuse_known_conflicts(lock)
     lock = replace(lock, target=target.name)
     like = start.architectures[0]
     envs = replace(envs, targets={**envs.targets, target.name: target}, jit=jitting.extended(envs.jit, arch, like))
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
-    refuse_known_conflicts(lock)
     out = project.out_dir / f"trial-{arch.sm}"
     return Job(project, envs, target, base, lock, rendering.render(envs, target, base, lock), out / "dockerfile", out, warnings)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
 from cleanroom.files import write_atomically
-from cleanroom.record import EngineUsed, File, Image, Level, LockInfo, TargetInfo
+from cleanroom.record import EngineUsed, File, Image, Level, LockInfo, TargetInfo, check_utc
 from cleanroom.strict_json import dump_document, parse_document, read_document
 
 SCHEMA = 1
@@ -115,10 +114,7 @@ def read_verification(path: Path) -> Verification:
 
 def _check(verification: Verification) -> None:
     """What types do not say: a level follows from what was compared, and nobody declares it."""
-    try:
-        datetime.strptime(verification.started, "%Y-%m-%dT%H:%M:%SZ").astimezone()
-    except ValueError:
-        raise ValueError(f"started is {verification.started!r}, not a UTC time such as 2026-01-31T09:00:00Z") from None
+    check_utc(verification.started)
     for each in verification.components:
         same = each.first and each.second and each.first.sha256 == each.second.sha256
         if reaches(each.level, "identical artifacts") and not same:

@@ -107,10 +107,12 @@ def test_what_only_stands_in_for_cann_is_installed_and_refused_by_the_gate(suppl
         assert there not in log, "what was installed is found, and its variables are set in the next step"
 
 
-def test_an_installer_altered_after_it_was_locked_is_refused(supplied: Path) -> None:
-    with (supplied / "installers" / OPS).open("ab") as stream:
+def test_an_installer_altered_after_it_was_locked_is_refused(supplied: Path, tmp_path: Path) -> None:
+    altered = tmp_path / "altered"
+    shutil.copytree(supplied / "installers", altered)
+    with (altered / OPS).open("ab") as stream:
         stream.write(b"more")
-    done = cleanroom(supplied, "lock", "npu", "--cann", str(supplied / "installers"))
+    done = cleanroom(supplied, "lock", "npu", "--cann", str(altered))
     assert done.returncode == 18
     assert "was altered or is incomplete" in done.stderr
 

@@ -16,9 +16,20 @@ import zstandard
 EPOCH = 1_764_000_000
 
 
-def layer(files: Mapping[str, bytes], *, order: Sequence[str] = (), links: Mapping[str, str] | None = None, **fields: Any) -> bytes:
+def layer(
+    files: Mapping[str, bytes],
+    *,
+    order: Sequence[str] = (),
+    links: Mapping[str, str] | None = None,
+    folders: Sequence[str] = (),
+    **fields: Any,
+) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in folders:
+            item = tarfile.TarInfo(name)
+            item.type, item.mode, item.mtime = tarfile.DIRTYPE, 0o755, EPOCH
+            tar.addfile(item)
         for name in order or files:
             item = tarfile.TarInfo(name)
             item.size, item.mtime, item.mode = len(files[name]), EPOCH, 0o644

@@ -9,6 +9,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import images
 import pytest
 from locks import ENTRIES, entry, lock
 from records import component as result_of
@@ -39,7 +40,6 @@ from cleanroom.record import File, Image, Import, LockInfo, Record, write_record
 from cleanroom.render import render, write
 from cleanroom.target import Override, Selection
 
-DIGEST = "sha256:" + "f1" * 32
 WHEEL = b"the bytes of a wheel"
 TORCH = Override("torch==2.13.0", "torch==2.13.0+cu132", "the build for 13.2 is elsewhere", "requirements")
 NCCL = Override("nvidia-nccl-cu13==2.32.3", "nvidia-nccl-cu13==2.29.7", "DeepEP needs a newer one", "README")
@@ -117,12 +117,10 @@ def test_a_component_that_the_target_has_not_is_named_with_those_it_has(job: Job
 # What counts as finished
 
 
-def image(path: Path, digest: str = DIGEST) -> None:
-    index = json.dumps({"schemaVersion": 2, "manifests": [{"digest": digest}]}).encode()
-    with tarfile.open(path, "w") as made:
-        item = tarfile.TarInfo("index.json")
-        item.size = len(index)
-        made.addfile(item, io.BytesIO(index))
+def image(path: Path, text: bytes = b"1") -> str:
+    """An image with one file that holds this text; its manifest's digest."""
+    images.image(path, images.layer({"file": text}))
+    return manifest_digest(path)
 
 
 @pytest.fixture
@@ -131,14 +129,14 @@ def finished(job: Job) -> Record:
     name = "cleanroom_vectors-1.0.0-cp313-cp313-linux_x86_64.whl"
     job.out.mkdir(parents=True)
     (job.out / name).write_bytes(WHEEL)
-    image(job.out / "image.oci.tar")
+    digest = image(job.out / "image.oci.tar")
     built = result_of("vectors", "1.0.0", wheel=File(name, hashlib.sha256(WHEEL).hexdigest(), len(WHEEL)))
     record = whole_record(
         dockerfile_sha256=job.rendered.digest.removeprefix("sha256:"),
         lock=LockInfo(job.lock.name, job.lock.content, job.lock.inputs),
         components=(built,),
         imports=(Import("vectors", "vectors", ok=True, error=""),),
-        image=Image("image.oci.tar", DIGEST, 10240, "zstd"),
+        image=Image("image.oci.tar", digest, 10240, "zstd"),
     )
     write_record(job.out / "record.json", record)
     return record
@@ -176,7 +174,7 @@ def test_another_dockerfile_or_lock_is_another_build(job: Job, finished: Record)
 
 
 def test_an_image_of_another_digest_or_none_is_made_again(job: Job, finished: Record) -> None:
-    image(job.out / "image.oci.tar", "sha256:" + "00" * 32)
+    image(job.out / "image.oci.tar", b"another")
     assert up_to_date(job, Options(), ("vectors",)) is None
     assert up_to_date(job, Options(image=False), ("vectors",)) == finished, "only wheels are asked for"
     (job.out / "image.oci.tar").unlink()
@@ -196,8 +194,12 @@ def test_a_component_never_built_is_not_up_to_date(job: Job, finished: Record) -
 
 
 def test_the_manifest_digest_is_what_the_index_names(tmp_path: Path) -> None:
-    image(tmp_path / "image.tar")
-    assert manifest_digest(tmp_path / "image.tar") == DIGEST
+    digest = image(tmp_path / "image.tar")
+    with tarfile.open(tmp_path / "image.tar") as archive:
+        (named,) = json.load(archive.extractfile("index.json") or io.BytesIO())["manifests"]
+    assert digest == named["digest"]
+    images.image(tmp_path / "attested.tar", images.layer({"file": b"1"}), attested=True)
+    assert manifest_digest(tmp_path / "attested.tar") == digest, "attestations beside an image are none"
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, 512, 513, 600])

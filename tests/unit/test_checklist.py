@@ -8,12 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
+import verifications
 from standings import built, failing, locked, project_at, read_binaries, verified
 
 from cleanroom.checklist import SHOWN, Answer, Question, answers_of, checklist, read_questions, refuse_unknown_tests, run
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, UnknownName
+from cleanroom.evidence import write_evidence
 from cleanroom.gpu_checks import read_gpu_checks
 from cleanroom.matrix import standing
 from cleanroom.project import REPOSITORY, Project
@@ -143,3 +145,10 @@ def test_tests_that_no_file_describes_are_refused_and_not_left_out() -> None:
     refuse_unknown_tests(read_questions(ENVS), read_gpu_checks(ENVS))
     with pytest.raises(EnvsError, match="'flashmlaa'"):
         refuse_unknown_tests((Question("?", (), ("flashmlaa",), ()),), read_gpu_checks(ENVS))
+
+
+def test_what_compiles_on_first_use_is_answered_by_what_was_tried(project: Project, envs: Envs) -> None:
+    made = built(project, "sm100", architecture="sm_100a", content=locked(project, "sm100"))
+    write_evidence(project.out_dir / made.target.name / "evidence.json", verifications.evidence())
+    answer = answers(project, envs, "sm100")["what deepep compiles on first use compiles"]
+    assert (answer.state, answer.evidence) == ("no", "1 of 2 kernels; out/sm100/evidence.json")

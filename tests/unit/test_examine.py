@@ -11,6 +11,7 @@ import pytest
 from cleanroom.envs import load_envs
 from cleanroom.evidence import Finding
 from cleanroom.examine import at_run_time, noted, settled, warned
+from cleanroom.failure_tables import SILENT
 from cleanroom.jit import JitReport, JitResult, Outcome, Result
 from cleanroom.project import REPOSITORY
 from cleanroom.target import Accepted, Target
@@ -118,6 +119,10 @@ def test_a_family_that_our_list_lacks_costs_a_supported_target_its_verdict_and_o
     ("kind", "line"),
     [
         ("device link", "nvlink warning : SM Arch ('sm_52') not found in '/tmp/a.o'"),  # D03
+        (
+            "architecture of the machine",
+            "W1130 torch/utils/cpp_extension.py: TORCH_CUDA_ARCH_LIST is not set, all archs for visible cards are included.",
+        ),
         ("architecture of the machine", "nvcc warning : Cannot find valid GPU for '-arch=native', default arch is used"),  # D08
         (
             "library not found",
@@ -140,3 +145,8 @@ def test_different_warnings_of_one_kind_are_told_once_with_their_number(tmp_path
     (tmp_path / "a" / "build.log").write_text("\n".join(lines))
     (finding,) = warned(tmp_path, ["a"])
     assert finding.message.endswith("'/tmp/0.o' (and 2 more)")
+
+
+def test_every_pattern_of_a_warning_is_tried_above() -> None:
+    (lines,) = [m.args[1] for m in test_what_a_green_build_only_warned_of_costs.pytestmark]  # type: ignore[attr-defined]
+    assert all(any(pattern.match(line) for _, line in lines) for _, pattern in SILENT)

@@ -123,6 +123,8 @@ def test_the_traces_of_this_machine_are_long_enough_to_mean_something(monkeypatc
     assert "vm" not in hygiene.machine_traces()
     monkeypatch.setattr(hygiene.socket, "gethostname", lambda: "builder-7")
     assert "builder-7" in hygiene.machine_traces()
+    monkeypatch.setattr(hygiene.socket, "gethostname", lambda: "debian")
+    assert "debian" not in hygiene.machine_traces()
 
 
 def test_a_path_that_two_wheels_install_with_different_bytes_fails(tmp_path: Path) -> None:
@@ -133,7 +135,16 @@ def test_a_path_that_two_wheels_install_with_different_bytes_fails(tmp_path: Pat
     assert finding.message == "shared/a.py is installed by one and by two, with different bytes"
 
 
-@pytest.mark.parametrize(("path", "same"), [("a.py", True), ("x-1.data/purelib/a.py", True), ("x-1.data/scripts/a.py", False)])
+@pytest.mark.parametrize(
+    ("path", "same"),
+    [
+        ("a.py", True),
+        ("x-1.data/purelib/a.py", True),
+        ("x-1.data/scripts/a.py", False),
+        ("scripts/a.py", False),
+        ("x-1.data/headers/a.py", False),
+    ],
+)
 def test_a_wheel_of_others_that_installs_our_path_is_told_of_our_component(tmp_path: Path, path: str, same: bool) -> None:
     ours, theirs = wheel(tmp_path / "1", {"a.py": b"1"}), wheel(tmp_path / "2", {path: b"2"})
     found = overlaps({"zone": ours}, {"alien": theirs})

@@ -13,11 +13,11 @@ from images import image, layer
 from cleanroom.errors import IntegrityError
 from cleanroom.evidence import Finding
 from cleanroom.hygiene import Optional, Place, Rules, read_rules
-from cleanroom.image_hygiene import contents, examine_image
+from cleanroom.image_contents import contents
+from cleanroom.image_hygiene import examine_image
 from cleanroom.project import REPOSITORY
 
 PLACE = Place(platform="linux/amd64", glibc="2.41", packages=frozenset(), libraries=frozenset())
-LIBC = {"usr/lib/libc.so.6": b"\x7fELF"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,51 @@ def test_a_library_is_found_by_a_link_to_it(tmp_path: Path, rules: Rules) -> Non
     assert [m.split()[0] for _, m in told(findings, "missing library")] == ["libnvrtc.so.12"]
 
 
+def test_of_two_links_with_one_name_one_that_leads_somewhere_is_enough(tmp_path: Path, rules: Rules) -> None:
+    base = layer(
+        {"lib/a.so": binary("needy.so"), "lib/x.so": binary("liboffers.so")},
+        links={"lib/libc.so.6": "x.so", "zz/libc.so.6": "gone"},
+    )
+    messages = [m for _, m in told(list(examine_image(image(tmp_path / "i.tar", base), PLACE, rules)), "missing library")]
+    assert not any("libc.so.6" in message for message in messages)
+
+
+def test_a_stub_and_a_library_for_another_machine_bring_nothing(tmp_path: Path, rules: Rules) -> None:
+    files = {"a.so": binary("needy.so"), "lib/stubs/liboffers.so": binary("liboffers.so")}
+    messages = [m for _, m in told(found(tmp_path, files, rules), "missing library")]
+    assert any("liboffers.so is nowhere in it" in message for message in messages)
+
+
+def test_a_folder_is_found_through_links_and_by_the_files_in_it(tmp_path: Path) -> None:
+    there = contents(
+        image(tmp_path / "i.tar", layer({"usr/lib/x/a": b""}, links={"lib": "usr/lib", "opt/now": "../lib/x", "loop": "loop"}))
+    )
+    assert all(there.has_folder(path) for path in ("/usr/lib", "/lib/x", "/opt/now", "/opt/../lib//x/"))
+    assert not any(there.has_folder(path) for path in ("/lib/y", "/loop", "/usr/lib/x/a"))
+
+
+def test_a_folder_in_a_later_layer_replaces_a_file(tmp_path: Path) -> None:
+    archive = image(tmp_path / "i.tar", layer({"opt/a.so": binary("needy.so")}), layer({"opt/a.so/x": b"1"}, folders=["opt/a.so"]))
+    there = contents(archive)
+    assert sorted(there.files) == ["opt/a.so/x"]
+
+
+def test_what_a_package_holds_is_no_trace_of_this_machine_and_what_a_step_wrote_is(tmp_path: Path, rules: Rules) -> None:
+    place = replace(PLACE, traces={"/home/runner": "a folder of this machine"})
+    site = "opt/venv/lib/python3.13/site-packages"
+    files = {
+        "var/lib/dpkg/info/base-files.list": b"/.\n/lib/os-release\n",
+        "usr/lib/os-release": b"/home/runner",
+        f"{site}/x-1.dist-info/RECORD": b'"x/a,b.so",sha256=ab,12\n../../../bin/x,,\n',
+        f"{site}/x/a,b.so": b"/home/runner/work",
+        "opt/venv/bin/x": b"#!/home/runner/python",
+        "opt/venv/pyvenv.cfg": b"home = /home/runner/bin",
+    }
+    assert told(found(tmp_path, files, rules, place), "trace of a machine") == [
+        ("fails", "files that hold '/home/runner', a folder of this machine: opt/venv/pyvenv.cfg")
+    ]
+
+
 def test_a_later_layer_takes_away_what_it_marks(tmp_path: Path) -> None:
     first = layer({"lib/gone.so": b"1", "lib/kept.so": b"1", "old/a": b"1", "old/b": b"1", "all/c": b"1", "all/sub/d": b"1"})
     second = layer({"lib/.wh.gone.so": b"", ".wh.old": b"", "all/.wh..wh..opq": b"", "all/e": b"2"})
@@ -100,7 +145,6 @@ def test_search_paths_that_lead_into_stubs_or_the_current_folder_cost(tmp_path: 
         ("degrades", "libraries that search the current folder: opt/venv/lib/a.so"),
     ]
     assert told(findings, "library search path") == [
-        ("note", "libraries that search /opt/venv/lib, which the image lacks: opt/venv/lib/a.so"),
         ("note", "libraries that search /srv/old/lib, which the image lacks: opt/venv/lib/a.so"),
     ]
 

@@ -193,3 +193,8 @@ def test_a_key_that_is_there_twice_is_refused() -> None:
     text = dump_record(record()).replace('"verdict":', '"verdict": "builds",\n  "verdict":')
     with pytest.raises(RecordError, match="'verdict' is there twice"):
         parse_record(text)
+
+
+def test_what_is_no_text_is_written_as_something_that_can_be_read(tmp_path: Path) -> None:
+    write_record(tmp_path / "record.json", record(deviations=("a\0b\ud800",)))
+    assert read_record(tmp_path / "record.json").deviations == ("a\ufffdb\ufffd",)
