@@ -125,10 +125,12 @@ def read_survey(folder: Path, component: str) -> Survey:
 
 
 def holds_only_stubs(data: bytes) -> bool:
-    """Whether an object has kernels and none of them does anything but stop. Raises IntegrityError if it cannot be read."""
+    """Whether an object has kernels that only stop, and none that does anything. Raises IntegrityError if it cannot be read.
+
+    Beside stubs an empty kernel is no work either: CUB puts one into every object that includes it.
+    """
     kernels = [kernel for image in images(data) if image.kind == "cubin" for kernel in cubin.kernels(image.data)]
-    stubs = [kernel for kernel in kernels if kernel.stub]
-    return bool(stubs) and len(stubs) == len(kernels)
+    return any(kernel.stub for kernel in kernels) and all(kernel.stub or kernel.empty for kernel in kernels)
 
 
 def _unit(event: Mapping[str, Any], said: Mapping[str, str], objects: Path) -> Unit:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from binaries import binary
 
+from cleanroom.arch import parse_arch
+from cleanroom.binary.cubin import Kernel
+from cleanroom.binary.fatbin import DeviceCode
 from cleanroom.errors import RecordError
 from cleanroom.failures import classify
 from cleanroom.project import IN_CONTAINER
@@ -161,3 +164,15 @@ def test_damaged_units_are_told(tmp_path: Path) -> None:
 )
 def test_the_gate_is_what_said_no(log: str, gate: str) -> None:
     assert gate_of(classify(log)) == gate
+
+
+@pytest.mark.parametrize(
+    ("bodies", "only"),
+    [("s", True), ("ss", True), ("se", True), ("e", False), ("", False), ("sr", False), ("ser", False), ("r", False)],
+)
+def test_beside_stubs_an_empty_kernel_is_no_work(monkeypatch: pytest.MonkeyPatch, bodies: str, only: bool) -> None:
+    """CUB puts an empty kernel into what includes it: FlashMLA's dense kernels for SM120 are stubs and that one."""
+    made = tuple(Kernel(f"k{i}", b"", 1, stub=body == "s", empty=body == "e") for i, body in enumerate(bodies))
+    monkeypatch.setattr("cleanroom.survey.images", lambda _: [DeviceCode("cubin", parse_arch("sm_120a", where=""), b"")])
+    monkeypatch.setattr("cleanroom.survey.cubin.kernels", lambda _: made)
+    assert holds_only_stubs(b"") is only
