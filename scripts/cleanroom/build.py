@@ -35,7 +35,6 @@ from cleanroom.engine import (
     EngineInfo,
     LocalOutput,
     OciOutput,
-    StepEvent,
     StepFailed,
     open_engine,
     stage_of,
@@ -44,11 +43,11 @@ from cleanroom.envs import Envs
 from cleanroom.errors import BuildFailed, CannotBuildHere, DiskFull, IntegrityError, Interrupted, RecordError, UnknownName
 from cleanroom.evidence import Evidence, write_evidence
 from cleanroom.examine import examine
-from cleanroom.failures import MARK, Failure, classify
+from cleanroom.failures import Failure, classify
 from cleanroom.files import sha256_of, write_atomically
 from cleanroom.gpu_checks import read_gpu_checks
 from cleanroom.hygiene import read_rules
-from cleanroom.jit import read_report
+from cleanroom.jit import probes, read_report
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.prerequisites import assess, deviations
 from cleanroom.project import Project
@@ -71,6 +70,7 @@ from cleanroom.record import (
 )
 from cleanroom.resources import Resources, cores_here, memory_here, needs_of, plan
 from cleanroom.sensitivity import load_sensitivity
+from cleanroom.step_events import Teller
 from cleanroom.store import Store
 from cleanroom.survey import BUILD_LOG, read_survey
 from cleanroom.target import Target
@@ -428,17 +428,10 @@ class Work:
         )
         view.start(name)
         started = time.monotonic()
-        units = 0
-
-        def tell(event: StepEvent) -> None:
-            nonlocal units
-            if event.status in ("log", "transfer") and not event.text.startswith(MARK):
-                view.log(name, event.text)
-            elif event.text.startswith(MARK + '{"event": "unit"'):
-                units += 1
-                unit = json.loads(event.text.removeprefix(MARK))
-                view.log(name, f"unit {units}: {unit['unit']} {' '.join(unit['architectures'])}")
-
+        kernels = {
+            p.number: f"{p.component} {p.kernel.name} for {p.architecture}" for p in probes(self.job.envs.jit, self.job.target)
+        }
+        tell = Teller(name, view, self.console, kernels)
         try:
             done = self.engine.build(request, tell)
         except StepFailed as failed:
