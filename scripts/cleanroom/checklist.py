@@ -21,6 +21,7 @@ from cleanroom.lock import lock_path, read_lock
 from cleanroom.matrix import Standing, standing
 from cleanroom.prerequisites import OUTSIDE
 from cleanroom.project import Project
+from cleanroom.report import ON_FIRST_USE
 from cleanroom.strict_yaml import Item, read_file
 from cleanroom.verification import reaches
 
@@ -255,7 +256,7 @@ def _architectures(stands: Standing) -> Iterator[Answer]:
             yield Answer(f"the wheel of {selection.component} is host code", "yes", "nothing in it is compiled for an architecture")
         elif row.evidence is None:
             yield Answer(what, "open", "its binaries were not read")
-        else:
+        elif not (row.found == ON_FIRST_USE and stands.report and stands.report.run_time_counts(selection.component)[1]):
             yield _held(what, row.result.architectures_asked, row.found, row.stubs or 0)
         yield from _at_run_time(selection.component, stands)
 
@@ -263,7 +264,7 @@ def _architectures(stands: Standing) -> Iterator[Answer]:
 def _held(what: str, asked: Sequence[str], found: str, stubs: int) -> Answer:
     """Stubs and kernels that are only compiled on first use are no code for an architecture."""
     said = f"asked {', '.join(asked)}; found {found}" + (f"; {stubs} kernels are stubs that only trap" if stubs else "")
-    if found == "at run time":
+    if found == ON_FIRST_USE:
         return Answer(what, "open", f"asked {', '.join(asked)}; its kernels are compiled on first use")
     return Answer(what, "yes" if not stubs and set(asked) <= set(found.split(", ")) else "no", said)
 
@@ -296,7 +297,7 @@ def _findings(stands: Standing) -> Iterator[Answer]:
     for finding, acceptance in accepted:
         said = f"{finding.kind}: {finding.message}"
         reason = f"; accepted: {acceptance.reason}" if acceptance else ""
-        yield Answer(f"{finding.component} is complete", "no", said + reason)
+        yield Answer(f"nothing degrades {finding.component}", "no", said + reason)
     if not weighty:
         yield Answer(what, "yes", f"out/{stands.folder}/evidence.json")
 

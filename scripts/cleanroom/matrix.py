@@ -259,7 +259,7 @@ def answer(product: Product, products: Products, standings: Sequence[Standing], 
         lines["target here"] = f"{each.target.name}, {each.target.status}"
         lines["can a clean machine reproduce it"] = f"{each.level}{when}{': ' + each.trouble if each.trouble else ''}"
         if each.report:
-            lines["by component"] = ", ".join(
+            lines["by component"] = "; ".join(
                 f"{c.component} {c.text}{f' ({c.surprise})' if c.surprise else ''}" for c in each.cells
             )
         elif each.target.expected:

@@ -59,6 +59,10 @@ class Rung:
         return SAYS[self.level]
 
 
+ON_FIRST_USE = "at run time"
+"""Found in a wheel whose kernels are compiled later: nothing."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One component: its result, the level it reaches by itself, and what its binaries, or its units where it failed, hold."""
@@ -76,7 +80,7 @@ class Row:
             return self._nothing
         if self.evidence.found:
             return ", ".join(self.evidence.found)
-        return "at run time" if AT_RUN_TIME in self.evidence.runs_on.values() else "none"
+        return ON_FIRST_USE if AT_RUN_TIME in self.evidence.runs_on.values() else "none"
 
     @property
     def compiled(self) -> str:
