@@ -124,7 +124,7 @@ def test_an_installer_altered_after_it_was_locked_is_refused(supplied: Path, tmp
 def tiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tier]:
     project = Project(project_copy(REPOSITORY, tmp_path_factory.mktemp("ascend")))
     envs = load_envs(project.envs_dir)
-    only = ("stages", "host code")
+    only = ("stages",)
     done = run(
         project, envs, envs.target("ascend950"), platform.machine(), Store.default(), Console(stream=io.StringIO()), only=only
     )
@@ -136,13 +136,8 @@ def test_the_stages_before_cann_build(tiers: dict[str, Tier]) -> None:
     assert tiers["stages"].outcome == "passed", tiers["stages"].failures
 
 
-def test_host_code_passes_the_compiler(tiers: dict[str, Tier]) -> None:
-    assert int(tiers["host code"].figures["gcc"].split(".")[0]) >= 13
-    assert tiers["host code"].outcome == "passed", tiers["host code"].failures
-
-
 def test_a_tier_that_was_not_asked_for_says_so(tiers: dict[str, Tier]) -> None:
-    assert {tiers[name].outcome for name in ("extension", "lowering", "inputs")} == {"not run"}
+    assert {tiers[name].outcome for name in ("extension", "host code", "lowering", "inputs")} == {"not run"}
 
 
 def test_importing_torch_npu_where_cann_is_absent_is_told_with_what_helps(tiers: dict[str, Tier], tmp_path: Path) -> None:  # D42
