@@ -642,17 +642,20 @@ def _expectation(name: str, item: Item, components: Sequence[str]) -> Expectatio
     compiles, of = fields.integer("compiles", 1), fields.integer("of", 2)
     if outcome == "partly" and not ("compiles" in fields and "of" in fields):
         item.wrong("is partly without its counts; give compiles and of")
-    if outcome != "partly" and any(count in fields for count in ("compiles", "of", "stubs")):
-        item.wrong(f"has counts, which belong to partly; the outcome is {outcome}")
-    if outcome == "partly" and compiles >= of:
+    if outcome == "compiles" and any(count in fields for count in ("compiles", "of", "stubs")):
+        item.wrong("has counts, which belong to partly and refuses")
+    if outcome == "refuses" and ("compiles" in fields) != ("of" in fields):
+        item.wrong("has one count without the other; give compiles and of, or neither")
+    counted = outcome == "partly" or "of" in fields
+    if counted and compiles >= of:
         item.wrong(f"compiles {compiles} of {of} is not a part")
     if outcome in ("partly", "refuses") and "reason" not in fields:
         item.wrong(f"{outcome} without a reason")
     return Expectation(
         component=name,
         outcome=cast("Outcome", outcome),
-        compiles=compiles if outcome == "partly" else 0,
-        of=of if outcome == "partly" else 0,
+        compiles=compiles if counted else 0,
+        of=of if counted else 0,
         reason=fields.text("reason"),
         source=fields.text("source"),
         stubs=fields.integer("stubs", 1) if "stubs" in fields else None,

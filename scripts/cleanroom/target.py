@@ -97,8 +97,8 @@ class Prerequisite:
 class Expectation:
     """What a build of one component should come to, and who says so ("measured here" is a source too).
 
-    `compiles` and `of` count translation units, and only for `partly`; a stub does not count as compiled. `stubs` counts
-    kernels of the wheel, where every unit compiles and one comes out.
+    `compiles` and `of` count translation units: always for `partly`, where a few compile all the same for `refuses`; a stub does
+    not count as compiled. `stubs` counts kernels of the wheel, where every unit compiles and one comes out.
     """
 
     component: str
@@ -110,7 +110,7 @@ class Expectation:
     stubs: int | None = None
 
     def __str__(self) -> str:
-        return f"partly: {self.compiles} of {self.of}" if self.outcome == "partly" else self.outcome
+        return f"{self.outcome}: {self.compiles} of {self.of}" if self.of else self.outcome
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def test_an_experimental_target_stays_experimental_whatever_its_level(tmp_path: 
         ("sm90", 0, False, "better than expected (partly: 4 of 29): it compiled and no kernel is a stub"),
         ("sm90", None, True, ""),
         ("sm89", None, False, "compiled; whether kernels are stubs was not read"),
-        ("sm89", 0, False, "better than expected (refuses): it compiled and no kernel is a stub"),
+        ("sm89", 0, False, "better than expected (refuses: 2 of 29): it compiled and no kernel is a stub"),
         ("sm89", 40, False, ""),
         ("sm89", None, True, ""),
         ("sm103", None, False, ""),
@@ -180,8 +180,9 @@ def test_better_and_worse_than_expected_are_both_told(
 @pytest.mark.parametrize(
     ("target", "compiled", "expected"),
     [
-        ("sm89", 0, ""),
-        ("sm89", 3, "better than expected (refuses): 3 of 29 units compile"),
+        ("sm89", 2, ""),
+        ("sm89", 0, "worse than expected (refuses: 2 of 29): 0 of 29 units compile"),
+        ("sm89", 3, "better than expected (refuses: 2 of 29): 3 of 29 units compile"),
         ("sm90", 4, ""),
         ("sm90", 1, "worse than expected (partly: 4 of 29): 1 of 29 units compile"),
         ("sm103", 20, "worse than expected: it fails"),
