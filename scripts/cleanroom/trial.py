@@ -381,7 +381,8 @@ def expected(part: Part, job: Job, when: datetime) -> dict[str, Any]:
         return {"outcome": "compiles", "reason": f"the wheel is host code; at run time {part.counts}", "source": source}
     if part.verdict == "partly":
         numbers = {"compiles": part.compiled, "of": part.tried}
-        return {"outcome": "partly", **numbers, "reason": f"{part.refused} refused, {part.stubs} stubs{first}", "source": source}
+        outcome = "refuses" if part.refused else "partly"  # one refused unit, and no wheel comes out
+        return {"outcome": outcome, **numbers, "reason": f"{part.refused} refused, {part.stubs} stubs{first}", "source": source}
     return {"outcome": part.verdict, "reason": (part.counts + first) or part.what, "source": source}
 
 
