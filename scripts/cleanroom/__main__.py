@@ -176,7 +176,7 @@ def lock_verb(options: argparse.Namespace, console: Console) -> int:
     for target, base in wanted:
         path = lock_path(project.root, f"{target}-{base}")
         if options.check:
-            read_lock(path, inputs=envs.inputs_checksum(target, base))
+            envs.lock_of(project.root, target, base)
             console.info(f"{path.name} is current")
             continue
         lock = resolving.resolve(
@@ -199,7 +199,7 @@ def fetch_verb(options: argparse.Namespace, console: Console) -> int:
     envs = load_envs(project.envs_dir)
     target = envs.target(options.target)
     base = envs.base_of(target, options.base).name
-    lock = read_lock(lock_path(project.root, f"{target.name}-{base}"), inputs=envs.inputs_checksum(target.name, base))
+    lock = envs.lock_of(project.root, target.name, base)
     store = Store.default()
     for each in (lock, read_lock(lock_path(REPOSITORY, "engine"))):
         console.result({"lock": each.name, **vars_of(fetch(each, store, console, project=project))})
@@ -214,7 +214,7 @@ def render_verb(options: argparse.Namespace, console: Console) -> int:
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
     for target, base in pairs(envs, options.targets, None):
-        lock = read_lock(lock_path(project.root, f"{target}-{base}"), inputs=envs.inputs_checksum(target, base))
+        lock = envs.lock_of(project.root, target, base)
         rendered = rendering.render(envs, envs.target(target), envs.base(base), lock)
         folder = project.dockerfiles_dir / rendered.name
         if options.check:
@@ -319,7 +319,7 @@ def inventory_verb(options: argparse.Namespace, console: Console) -> int:
         return 0
     target = envs.target(options.target)
     base = envs.base_of(target, options.base).name
-    lock = read_lock(lock_path(project.root, f"{target.name}-{base}"), inputs=envs.inputs_checksum(target.name, base))
+    lock = envs.lock_of(project.root, target.name, base)
     fetch(replace(lock, entries=lock.group("source")), Store.default(), console, project=project)
     show_inventory(inventory(envs, target, lock, Store.default()), console)
     return 0

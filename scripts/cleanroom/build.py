@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from cleanroom.files import sha256_of, write_atomically
 from cleanroom.gpu_checks import read_gpu_checks
 from cleanroom.hygiene import read_rules
 from cleanroom.jit import probes, read_report
-from cleanroom.lock import Lock, lock_path, read_lock
+from cleanroom.lock import Lock
 from cleanroom.prerequisites import assess, deviations
 from cleanroom.project import Project
 from cleanroom.record import (
@@ -149,7 +150,7 @@ def prepare(project: Project, envs: Envs, target_name: str, base_name: str | Non
     """Load, check and pin down what will be built; nothing is fetched and nothing is started."""
     target = envs.target(target_name)
     base = envs.base_of(target, base_name)
-    lock = read_lock(lock_path(project.root, f"{target.name}-{base.name}"), inputs=envs.inputs_checksum(target.name, base.name))
+    lock = envs.lock_of(project.root, target.name, base.name)
     warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
     refuse_known_conflicts(lock)
     read_facts(envs)
@@ -347,6 +348,12 @@ class Work:
     secrets: Mapping[str, Path]
     console: Console
 
+    @cached_property
+    def kernels(self) -> Mapping[int, str]:
+        """What the numbers stand for by which containers report on kernels compiled at run time."""
+        wanted = probes(self.job.envs.jit, self.job.target)
+        return {p.number: f"{p.component} {p.kernel.name} for {p.architecture}" for p in wanted}
+
     def run(self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options) -> Made:
         """Environment first, then the components side by side, then what can be made of those that are there."""
         with self.console.steps(f"Building {self.job.rendered.name}", 1 + len(selected)) as view:
@@ -428,10 +435,7 @@ class Work:
         )
         view.start(name)
         started = time.monotonic()
-        kernels = {
-            p.number: f"{p.component} {p.kernel.name} for {p.architecture}" for p in probes(self.job.envs.jit, self.job.target)
-        }
-        tell = Teller(name, view, self.console, kernels)
+        tell = Teller(name, view, self.console, self.kernels)
         try:
             done = self.engine.build(request, tell)
         except StepFailed as failed:

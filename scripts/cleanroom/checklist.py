@@ -17,7 +17,6 @@ from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, LockError
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
-from cleanroom.lock import lock_path, read_lock
 from cleanroom.matrix import Standing, standing
 from cleanroom.prerequisites import OUTSIDE
 from cleanroom.project import Project
@@ -89,9 +88,8 @@ def refuse_unknown_tests(questions: Sequence[Question], checks: Mapping[str, Gpu
 
 def usable_lock(project: Project, envs: Envs, stands: Standing) -> str:
     """The checksum of the target's lock if a build would take it, empty if not."""
-    name = f"{stands.target.name}-{stands.base}"
     try:
-        return read_lock(lock_path(project.root, name), inputs=envs.inputs_checksum(stands.target.name, stands.base)).content
+        return envs.lock_of(project.root, stands.target.name, stands.base).content
     except LockError:
         return ""
 
@@ -256,7 +254,7 @@ def _architectures(stands: Standing) -> Iterator[Answer]:
             yield Answer(f"the wheel of {selection.component} is host code", "yes", "nothing in it is compiled for an architecture")
         elif row.evidence is None:
             yield Answer(what, "open", "its binaries were not read")
-        elif not (row.found == ON_FIRST_USE and stands.report and stands.report.run_time_counts(selection.component)[1]):
+        elif row.found != ON_FIRST_USE or not stands.run_time_counts(selection.component)[1]:
             yield _held(what, row.result.architectures_asked, row.found, row.stubs or 0)
         yield from _at_run_time(selection.component, stands)
 
@@ -270,7 +268,7 @@ def _held(what: str, asked: Sequence[str], found: str, stubs: int) -> Answer:
 
 
 def _at_run_time(component: str, stands: Standing) -> Iterator[Answer]:
-    compiled, tried = stands.report.run_time_counts(component) if stands.report else (0, 0)
+    compiled, tried = stands.run_time_counts(component)
     if tried:
         what = f"what {component} compiles on first use compiles"
         yield Answer(

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from cleanroom.envs import is_requirement
 from cleanroom.errors import ToolchainError
 from cleanroom.lock import Lock
 from cleanroom.project import Project
@@ -78,14 +79,6 @@ def _conflicts(item: Item) -> tuple[Conflict, ...]:
 
 
 def _conflict(fields: Fields) -> Conflict:
-    texts = fields.texts("together", "a requirement, such as torch<2.14", _is_requirement, least=1)
-    together = tuple(Requirement(text) for text in texts if _is_requirement(text))
+    texts = fields.texts("together", "a requirement, such as torch<2.14", is_requirement, least=1)
+    together = tuple(Requirement(text) for text in texts if is_requirement(text))
     return Conflict(together, fields.text("lacks"), fields.text("reason"), fields.text("source"))
-
-
-def _is_requirement(text: str) -> bool:
-    try:
-        Requirement(text)
-    except InvalidRequirement:
-        return False
-    return True

@@ -354,16 +354,16 @@ class Console:
             self._print(Text(without_control(line), style=style))
 
     def _print(self, renderable: RenderableType) -> None:
-        with self._lock, self._until_reader_leaves("stream"):
-            self._wrote = time.monotonic()
-            self.rich.print(renderable, soft_wrap=isinstance(renderable, Text))
-            self.stream.flush()
+        self._write("stream", self.rich, renderable)
 
     def _answer(self, renderable: RenderableType) -> None:
-        with self._lock, self._until_reader_leaves("_answers"):
+        self._write("_answers", self._rich_answers, renderable)
+
+    def _write(self, stream: str, rich: RichConsole, renderable: RenderableType) -> None:
+        with self._lock, self._until_reader_leaves(stream):
             self._wrote = time.monotonic()
-            self._rich_answers.print(renderable, soft_wrap=isinstance(renderable, Text))
-            self._answers.flush()
+            rich.print(renderable, soft_wrap=isinstance(renderable, Text))
+            rich.file.flush()
 
     def _emit(self, event: str, **fields: Any) -> None:
         line = json_module.dumps({"event": event, **fields}, default=str)

@@ -91,10 +91,10 @@ def root(user: int) -> Finding:
 
 
 def _engine(objection: str, docker: engine.Docker, embedded: str, project: Project) -> Finding:
-    forced = os.environ.get("CLEANROOM_ENGINE", "").strip()
-    if forced not in engine.MAY_BE_FORCED:
-        means = f"It may be {', '.join(filter(None, engine.MAY_BE_FORCED))}."
-        return Finding("engine", "missing", f"CLEANROOM_ENGINE is {forced!r}", means, "unset CLEANROOM_ENGINE")
+    try:
+        forced = engine.forced_choice(os.environ)
+    except EngineError as error:
+        return Finding("engine", "missing", error.what.removesuffix("."), error.means, error.next_step)
     if not objection and forced != "embedded":
         return Finding("engine", "ok", f"Docker {docker.server or docker.builder.driver}, buildx {docker.buildx}")
     if forced == "docker" or (docker.asked_for and forced != "embedded"):

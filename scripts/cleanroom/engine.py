@@ -384,19 +384,22 @@ class Docker:
     error: str = ""
 
 
-MAY_BE_FORCED = ("", "auto", "docker", "embedded")
-"""What CLEANROOM_ENGINE may hold."""
+def forced_choice(environment: Mapping[str, str]) -> str:
+    """What CLEANROOM_ENGINE asks for, empty if nothing. Raises EngineError for what is no engine."""
+    forced = environment.get("CLEANROOM_ENGINE", "").strip()
+    if forced not in ("", *_CHOICES):
+        raise EngineError(
+            f"CLEANROOM_ENGINE is {forced!r}.", means=f"It may be {', '.join(_CHOICES)}.", next_step="unset CLEANROOM_ENGINE"
+        )
+    return forced
+
+
+_CHOICES = ("auto", "docker", "embedded")
 
 
 def choose(environment: Mapping[str, str], console: Console) -> tuple[Choice, Docker | None]:
     """Which engine to use, saying so where it is not obvious. Raises EngineError if none can be used."""
-    forced = environment.get("CLEANROOM_ENGINE", "").strip()
-    if forced not in MAY_BE_FORCED:
-        raise EngineError(
-            f"CLEANROOM_ENGINE is {forced!r}.",
-            means=f"It may be {', '.join(filter(None, MAY_BE_FORCED))}.",
-            next_step="unset CLEANROOM_ENGINE",
-        )
+    forced = forced_choice(environment)
     if forced == "embedded":
         _refuse_embedded()
         return "embedded", None

@@ -45,6 +45,7 @@ from cleanroom.component import (
 )
 from cleanroom.errors import ArchError, EnvsError, UnknownName
 from cleanroom.jit import JitComponent, read_jit
+from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_bytes, read_item
 from cleanroom.target import (
     Accepted,
@@ -143,6 +144,10 @@ class Envs:
     def base(self, name: str) -> Base:
         """The base called `name`; UnknownName with the nearest one otherwise."""
         return _lookup("base", name, self.bases)
+
+    def lock_of(self, root: Path, target_name: str, base_name: str) -> Lock:
+        """The lock of a target on a base, below `root`. Raises LockError, also if it was not resolved from these very files."""
+        return read_lock(lock_path(root, f"{target_name}-{base_name}"), inputs=self.inputs_checksum(target_name, base_name))
 
     def inputs_checksum(self, target_name: str, base_name: str) -> str:
         """Over all that a lock is resolved from: the target, its components, the base, CANN's facts. "sha256:<hex>".
@@ -292,7 +297,8 @@ def _is_version(text: str) -> bool:
     return True
 
 
-def _is_requirement(text: str) -> bool:
+def is_requirement(text: str) -> bool:
+    """Whether it is a requirement as packages name them (PEP 508)."""
     try:
         Requirement(text)
     except InvalidRequirement:
@@ -309,7 +315,7 @@ def _is_specifier(text: str) -> bool:
 
 def _is_pin(text: str) -> bool:
     """`name==version` and nothing else."""
-    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[^*,;\s]+", text)) and _is_requirement(text)
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[^*,;\s]+", text)) and is_requirement(text)
 
 
 def _is_inside(text: str) -> bool:
@@ -393,13 +399,13 @@ def _component(item: Item, table: Table) -> Component:
         name=fields.text("name"),
         title=fields.text("title"),
         source=_source(fields["source"]) if "source" in fields else Source("pypi", "", ""),
-        distribution=fields.text("distribution", "a distribution name", _is_requirement),
+        distribution=fields.text("distribution", "a distribution name", is_requirement),
         modules=fields.texts("modules", "names that can be imported", lambda t: bool(_MODULE.fullmatch(t)), least=1),
         architecture=rule,
         system_build=system.texts("build", _PACKAGE, _is_package),
         system_run=system.texts("run", _PACKAGE, _is_package),
-        python_build=python.texts("build", _REQUIREMENT, _is_requirement),
-        python_requirements=python.texts("requirements", _REQUIREMENT, _is_requirement),
+        python_build=python.texts("build", _REQUIREMENT, is_requirement),
+        python_requirements=python.texts("requirements", _REQUIREMENT, is_requirement),
         requirements_file=python.text("requirements_file", _INSIDE, _is_inside),
         environment=environment,
         substitute=tuple(_substitution(i) for i in fields.items("substitute")),
@@ -421,7 +427,7 @@ def _source(item: Item) -> Source:
         fields["path"].wrong("belongs to a source of kind folder; this one is of kind pypi")
     return Source(
         kind=cast("Literal['pypi', 'folder']", kind),
-        name=fields.text("name", "a distribution name", _is_requirement),
+        name=fields.text("name", "a distribution name", is_requirement),
         version=fields.text("version", "an exact version, such as 2.5.0", _is_version),
         path=fields.text("path", _INSIDE, _is_inside),
     )
@@ -570,7 +576,7 @@ def _cann(item: Item, cann: Cann) -> Toolkit:
         soc=soc,
         npu_arch=cann.socs[soc].npu_arch if soc in cann.socs else "",
         system=fields.texts("system", _PACKAGE, _is_package),
-        python=fields.texts("python", _REQUIREMENT, _is_requirement),
+        python=fields.texts("python", _REQUIREMENT, is_requirement),
         environment=_variables(fields, "environment"),
         build_environment=_variables(fields, "build_environment"),
     )
@@ -685,8 +691,8 @@ def _overrides(fields: Fields) -> tuple[Override, ...]:
     for item in fields.items("overrides"):
         parts = item.fields(["requirement", "instead_of", "reason", "source"])
         override = Override(
-            requirement=parts.text("requirement", _REQUIREMENT, _is_requirement),
-            instead_of=parts.text("instead_of", _REQUIREMENT, _is_requirement),
+            requirement=parts.text("requirement", _REQUIREMENT, is_requirement),
+            instead_of=parts.text("instead_of", _REQUIREMENT, is_requirement),
             reason=parts.text("reason"),
             source=parts.text("source"),
         )
@@ -697,7 +703,7 @@ def _overrides(fields: Fields) -> tuple[Override, ...]:
 
 
 def _distribution(requirement: str) -> str:
-    return canonicalize_name(Requirement(requirement).name) if _is_requirement(requirement) else requirement
+    return canonicalize_name(Requirement(requirement).name) if is_requirement(requirement) else requirement
 
 
 def _prerequisite(item: Item) -> Prerequisite:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -365,8 +365,13 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _named(mangled: Collection[str]) -> str:
-    more = len(mangled) - NAMED
-    return _listed(map(readable, sorted(mangled)[:NAMED])) + (f" and {more} more" if more > 0 else "")
+    return some([readable(name) for name in sorted(mangled)], NAMED)
+
+
+def some(names: Sequence[str], shown: int, what: str = "") -> str:
+    """The first of many names, and how many more there are of `what`."""
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more{what}" if more > 0 else "")
 
 
 def readable(mangled: str) -> str:

@@ -7,7 +7,7 @@ target any other that degrades the result costs the verdict.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,8 +106,7 @@ def noted(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
             same = [note for note in notes if note["kind"] == kind]
             kernel = evidence.readable(same[0]["kernel"]) if "kernel" in same[0] else ""
             what = " ".join(part for part in (same[0].get("architecture", ""), kernel) if part) or kind
-            more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-            yield Finding(component, kind, "degrades", f"{what}: {same[0]['message']}{more}")
+            yield Finding(component, kind, "degrades", f"{what}: {same[0]['message']}{_and_more(same)}")
 
 
 def warned(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
@@ -117,8 +116,11 @@ def warned(folder: Path, components: Iterable[str]) -> Iterator[Finding]:
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         for kind, pattern in SILENT:
             if found := list(dict.fromkeys(match["message"] for line in lines if (match := pattern.match(line)))):
-                more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-                yield Finding(component, kind, "degrades", f"only a warning in the log: {found[0]}{more}")
+                yield Finding(component, kind, "degrades", f"only a warning in the log: {found[0]}{_and_more(found)}")
+
+
+def _and_more(found: Sized) -> str:
+    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""
 
 
 def settled(findings: Iterable[Finding], target: Target, built: Iterable[str]) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ import socket
 import struct
 import zipfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -22,7 +22,7 @@ from cleanroom.binary.elf import UNDEFINED, Symbol, reading, symbols
 from cleanroom.binary.wheel import is_elf, members
 from cleanroom.envs import IMAGE
 from cleanroom.errors import IntegrityError
-from cleanroom.evidence import NAMED, Finding, Severity
+from cleanroom.evidence import NAMED, Finding, Severity, some
 from cleanroom.strict_yaml import Fields, Item, read_file
 
 
@@ -199,7 +199,7 @@ def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rul
     for (component, file), (sought, library) in ours.items():
         tree = _with_dependencies(library, read)
         if lacking := {s for s in sought & missing if not _of_a_driver(s, tree, rules)}:
-            message = f"{file} needs {_some(lacking)}, which none of the libraries that it names has"
+            message = f"{file} needs {some(sorted(lacking), NAMED, ' symbols')}, which none of the libraries that it names has"
             findings.append(Finding(component, "unresolved symbols", "fails", message))
     return tuple(findings)
 
@@ -216,11 +216,6 @@ def _with_dependencies(library: Library, read: Mapping[str, Library]) -> list[Li
         tree += [read[name] for name in each.needed if name in read and name not in names]
         names.update(each.needed)
     return tree
-
-
-def _some(names: Collection[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(sorted(names)[:NAMED]) + (f" and {more} more symbols" if more > 0 else "")
 
 
 def _exported(data: bytes) -> set[str]:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from cleanroom.binary.dynamic import Library
 from cleanroom.envs import IMAGE
-from cleanroom.evidence import Finding, Severity
+from cleanroom.evidence import Finding, Severity, some
 from cleanroom.hygiene import Place, Rules, leads, too_new
 from cleanroom.image_contents import Contents, contents
 
@@ -30,14 +30,9 @@ def examine_image(image: Path, place: Place, rules: Rules) -> tuple[Finding, ...
     for objection, file in _objections(there, place, rules):
         grouped[objection][file] = None
     return tuple(
-        Finding(IMAGE, kind, severity, message.replace("{}", _some(list(files))))
+        Finding(IMAGE, kind, severity, message.replace("{}", some(list(files), _SHOWN)))
         for (kind, severity, message), files in sorted(grouped.items(), key=lambda each: each[0])
     )
-
-
-def _some(files: list[str]) -> str:
-    more = len(files) - _SHOWN
-    return ", ".join(files[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _objections(there: Contents, place: Place, rules: Rules) -> Iterator[tuple[_Objection, str]]:

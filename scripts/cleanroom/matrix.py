@@ -123,9 +123,13 @@ class Standing:
             return Cell(component, "not attempted", expected=expected)
         found = surprise(expectation, row) if expectation else ""
         units = f"{row.survey.counts['compiled']} of {len(row.survey.units)} units compile" if row.survey else ""
-        compiled, tried = self.report.run_time_counts(component) if self.report else (0, 0)
+        compiled, tried = self.run_time_counts(component)
         at_run_time = f"{compiled} of {tried} run-time kernels compile" if tried else ""
         return Cell(component, row.level, row.tone, expected, found, row.stubs or 0, units, at_run_time)
+
+    def run_time_counts(self, component: str) -> tuple[int, int]:
+        """As the report's; none where nothing was run."""
+        return self.report.run_time_counts(component) if self.report else (0, 0)
 
     @property
     def cells(self) -> tuple[Cell, ...]:

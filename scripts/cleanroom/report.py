@@ -23,6 +23,7 @@ from cleanroom.console import human_bytes, human_seconds, without_control
 from cleanroom.evidence import AT_RUN_TIME, BY_PTX, IN_PART, NOT, RUNS, ComponentEvidence, Evidence, Finding
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
+from cleanroom.jit import JitResult
 from cleanroom.project import Project
 from cleanroom.record import ComponentResult, Level, Record
 from cleanroom.strict_yaml import Mistakes
@@ -183,10 +184,9 @@ class Report:
     @property
     def at_run_time(self) -> tuple[AtRunTime, ...]:
         """By component and architecture, in the order of the record; empty where nothing of the kind was compiled."""
-        results = self.evidence.jit.results if self.evidence and self.evidence.jit else ()
         rows = []
         for component in self.record.components:
-            mine = [r for r in results if r.component == component.name]
+            mine = self._tried_at_run_time(component.name)
             for architecture in dict.fromkeys(r.architecture for r in mine):
                 these = [r for r in mine if r.architecture == architecture]
                 counts = Counter[str](r.outcome for r in these)
@@ -196,9 +196,12 @@ class Report:
 
     def run_time_counts(self, component: str) -> tuple[int, int]:
         """Of the kernels that a component compiles on first use, how many compile, and how many were tried."""
+        outcomes = [result.outcome for result in self._tried_at_run_time(component)]
+        return outcomes.count("compiled"), len(outcomes)
+
+    def _tried_at_run_time(self, component: str) -> list[JitResult]:
         results = self.evidence.jit.results if self.evidence and self.evidence.jit else ()
-        mine = [r.outcome for r in results if r.component == component]
-        return mine.count("compiled"), len(mine)
+        return [result for result in results if result.component == component]
 
     @property
     def lists(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -27,7 +27,7 @@ from cleanroom.engine import BuildRequest, Engine, LocalOutput, StepEvent, StepF
 from cleanroom.envs import Envs
 from cleanroom.errors import CannotBuildHere, IntegrityError, UnknownName
 from cleanroom.files import write_atomically
-from cleanroom.lock import Lock, lock_path, read_lock
+from cleanroom.lock import Lock
 from cleanroom.project import Project
 from cleanroom.record import EngineUsed, LockInfo
 from cleanroom.resources import cores_here, memory_here, needs_of, plan
@@ -146,7 +146,7 @@ def run(
     if unknown := set(only) - {d.name for d in DEFINITIONS}:
         raise UnknownName(f"There is no tier {min(unknown)!r}.", means="Tiers are " + ", ".join(d.name for d in DEFINITIONS) + ".")
     here = stand_in(envs, target, machine)
-    lock, lock_here = (_lock(project, envs, each) for each in (target, here))
+    lock, lock_here = (envs.lock_of(project.root, each.name, each.bases[0]) for each in (target, here))
     out = project.out_dir / target.name
     done = (
         [_tier(INPUTS, target.platform, console, lambda: _inputs(lock, store, console, project))]
@@ -172,11 +172,6 @@ def run(
     )
     write_atomically(out / FILE, dump_document(result).encode())
     return result
-
-
-def _lock(project: Project, envs: Envs, target: Target) -> Lock:
-    base = target.bases[0]
-    return read_lock(lock_path(project.root, f"{target.name}-{base}"), inputs=envs.inputs_checksum(target.name, base))
 
 
 @dataclass(frozen=True)

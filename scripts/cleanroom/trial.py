@@ -36,7 +36,6 @@ from cleanroom.errors import EnvsError, UnknownName
 from cleanroom.failures import Failure, classify
 from cleanroom.files import write_atomically
 from cleanroom.jit import JitReport, JitResult, read_report
-from cleanroom.lock import lock_path, read_lock
 from cleanroom.project import Project
 from cleanroom.resolve import toolkit_of_release
 from cleanroom.store import Store
@@ -163,7 +162,7 @@ def prepare(project: Project, envs: Envs, options: Options, store: Store, consol
     arch = parse_arch(options.arch, where="--arch")
     base = envs.base(start.bases[0])
     target = target_of(start, arch, options)
-    lock = read_lock(lock_path(project.root, f"{start.name}-{base.name}"), inputs=envs.inputs_checksum(start.name, base.name))
+    lock = envs.lock_of(project.root, start.name, base.name)
     if options.cuda and options.cuda != start.toolkit.version:
         toolkit, entries = toolkit_of_release(start.toolkit, options.cuda, target, base, store, console)
         target = replace(target, toolkit=toolkit)
