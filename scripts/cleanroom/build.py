@@ -41,7 +41,7 @@ from cleanroom.engine import (
     stage_of,
 )
 from cleanroom.envs import Envs
-from cleanroom.errors import BuildFailed, CannotBuildHere, DiskFull, IntegrityError, Interrupted, RecordError, UnknownName
+from cleanroom.errors import BuildFailed, CannotBuildHere, IntegrityError, Interrupted, RecordError, UnknownName
 from cleanroom.evidence import Evidence, write_evidence
 from cleanroom.examine import examine
 from cleanroom.failures import Failure, classify
@@ -70,6 +70,7 @@ from cleanroom.record import (
     write_record,
 )
 from cleanroom.resources import Resources, cores_here, memory_here, needs_of, plan
+from cleanroom.room import UNPACKED_ALREADY, UNPACKED_BESIDE, make_room
 from cleanroom.sensitivity import load_sensitivity
 from cleanroom.step_events import Teller
 from cleanroom.store import Store
@@ -78,8 +79,6 @@ from cleanroom.target import Target
 
 IMAGE_FILE = "image.oci.tar"
 IMAGE_COMPRESSION: Compression = "zstd"
-DISK_FACTOR, DISK_FACTOR_STARTED = 8, 2
-"""Bytes of disk per locked byte: for a first build, and once the engine already holds base and environment."""
 TOLD = 15
 """Lines of a failed step's log that its message holds; the log is kept whole."""
 WANTED = re.compile(r"(?:has requirement|requires) ([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -184,7 +183,8 @@ def build(job: Job, options: Options, store: Store, console: Console) -> Record:
     resources = resources_for(job, selected, options.jobs)
     console.info(resources.rule)
     fetching.fetch(job.lock, store, console, project=job.project)
-    refuse_full_disk(job, store, DISK_FACTOR_STARTED if (store.root / "engine").is_dir() else DISK_FACTOR)
+    factor = UNPACKED_ALREADY if (store.root / "engine").is_dir() else UNPACKED_BESIDE
+    make_room(job.lock, factor, store, job.project, console)
     with open_engine(store, job.project, console) as engine:
         places = contexts(job.lock, job.target.platform, store, console, bootstrapped=job.base.kind == "debian")
         return build_on(engine, places, job, options, resources, store, console)
@@ -195,7 +195,7 @@ def clean_build(
 ) -> Record:
     """Build with nothing shared but the lock and the store's fetched inputs: base, layers and objects are all made anew."""
     fetching.fetch(job.lock, store, console, project=job.project)
-    refuse_full_disk(job, store, DISK_FACTOR)
+    make_room(job.lock, UNPACKED_BESIDE, store, job.project, console)
     with (
         open_engine(store, job.project, console, fresh=True, surroundings=surroundings) as engine,
         store.scratch("fresh-contexts") as fresh,
@@ -305,18 +305,6 @@ def manifest_digest(image: Path) -> str:
             return archive.digest
     except IntegrityError:
         return ""
-
-
-def refuse_full_disk(job: Job, store: Store, factor: int) -> None:
-    """Stop before a build that cannot fit. The engine holds inputs, what they unpack to, and layers; then the image."""
-    need = sum(entry.size for entry in job.lock.entries) * factor
-    free = store.free_bytes()
-    if free < need:
-        raise DiskFull(
-            f"{free / 1e9:.1f} GB are free for {store.root}, this build needs about {need / 1e9:.1f} GB.",
-            means="Nothing was started.",
-            next_step="free space, or set CLEANROOM_STORE to a folder on a larger disk",
-        )
 
 
 def refuse_without_registry(job: Job, engine: Engine) -> None:

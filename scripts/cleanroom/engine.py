@@ -198,6 +198,18 @@ class Engine:
             digest = _digest(metadata)
         return BuildResult(digest, time.monotonic() - began, reader.logs(), reader.cached(), reader.took())
 
+    def drop_layers(self) -> None:
+        """Remove the layers that finished steps left in the engine's cache. Compile caches, from which builds resume, stay.
+
+        Raises EngineError.
+        """
+        arguments = [*self._command, "prune", "--all", "--force", "--filter", "type=regular"]
+        done = subprocess.run(
+            arguments, check=False, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise EngineError("The engine could not remove layers of earlier builds.", means=done.stderr.strip())
+
     def cancel(self) -> None:
         """Cancel the builds of all threads and refuse further ones; returns when their clients have ended."""
         with self._lock:

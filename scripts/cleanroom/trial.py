@@ -24,7 +24,7 @@ from cleanroom import fetch as fetching
 from cleanroom import jit as jitting
 from cleanroom import render as rendering
 from cleanroom.arch import Arch, parse_arch
-from cleanroom.build import Job, Outcome, Work, refuse_full_disk, resources_for, working
+from cleanroom.build import Job, Outcome, Work, resources_for, working
 from cleanroom.check import preflight
 from cleanroom.component import Substitution, Variable
 from cleanroom.conflicts import refuse_known_conflicts
@@ -38,13 +38,11 @@ from cleanroom.files import write_atomically
 from cleanroom.jit import JitReport, JitResult, read_report
 from cleanroom.project import Project
 from cleanroom.resolve import toolkit_of_release
+from cleanroom.room import UNPACKED_ALREADY, make_room
 from cleanroom.store import Store
 from cleanroom.strict_json import dump_document
 from cleanroom.survey import STUB, Cause, Survey, gate_of, grouped, read_survey
 from cleanroom.target import Selection, Target
-
-DISK_FACTOR = 2
-"""Bytes of disk per locked byte beyond what the engine holds: a trial makes no image."""
 
 Verdict = Literal["compiles", "partly", "refuses", "not tried"]
 
@@ -126,7 +124,7 @@ def trial(project: Project, envs: Envs, options: Options, store: Store, console:
     resources = resources_for(job, names, options.jobs)
     console.info(resources.rule)
     fetching.fetch(job.lock, store, console, project=project)
-    refuse_full_disk(job, store, DISK_FACTOR)
+    make_room(job.lock, UNPACKED_ALREADY, store, project, console)
     outcomes = {name: Outcome(name) for name in names}
     with ExitStack() as stack:
         engine = stack.enter_context(open_engine(store, project, console))

@@ -44,6 +44,10 @@ RUN --network=none cat /proc/net/dev | grep -c : > /devices
 FROM tiny AS endless
 COPY --from=first /when /when
 RUN echo sleeping && sleep 600
+FROM tiny AS resumed
+RUN --mount=type=cache,id=kept,target=/kept read said < /kept/mark || said=anew; echo $said > /said; echo resumed > /kept/mark
+FROM scratch AS kept
+COPY --from=resumed /said /
 FROM scratch AS files
 COPY --from=second /when /later /
 COPY --from=online /devices /
@@ -154,6 +158,18 @@ def test_files_come_out_and_the_second_build_is_cached(running: Engine, tiny: La
     again = running.build(request(context, tiny, "files", LocalOutput(tmp_path / "out")), ignore)
     assert any("sleep 2" in step for step in again.cached)
     assert again.seconds < 5
+
+
+def test_dropped_layers_are_made_again_and_compile_caches_stay(
+    running: Engine, tiny: Layout, context: Path, tmp_path: Path
+) -> None:
+    said = []
+    for _ in range(2):
+        running.build(request(context, tiny, "kept", LocalOutput(tmp_path / "kept")), ignore)
+        said.append((tmp_path / "kept" / "said").read_text().strip())
+        running.drop_layers()
+    assert said == ["anew", "resumed"]
+    assert running.build(request(context, tiny, "second"), ignore).cached == ()
 
 
 def test_a_step_has_no_network_device_but_its_own_loopback(running: Engine, tiny: Layout, context: Path, tmp_path: Path) -> None:
