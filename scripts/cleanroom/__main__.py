@@ -11,36 +11,23 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from cleanroom import build as building
-from cleanroom import cann, checklist, matrix, tiers, verification_view
-from cleanroom import compare as comparing
-from cleanroom import render as rendering
-from cleanroom import resolve as resolving
-from cleanroom import trial as trials
-from cleanroom import verify as verifying
 from cleanroom.cann import EULA_OPTION
-from cleanroom.clean import clean
 from cleanroom.console import Console
-from cleanroom.doctor import doctor
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import CleanroomError, DiskFull, Interrupted
-from cleanroom.evidence import of_wheel, read_evidence
-from cleanroom.evidence_view import show as show_wheel
-from cleanroom.fetch import fetch
-from cleanroom.inventory import inventory
-from cleanroom.inventory_view import show as show_inventory
-from cleanroom.lock import dump_lock, lock_path, read_lock, write_lock
+from cleanroom.lock import lock_path, read_lock
 from cleanroom.project import REPOSITORY, Project
-from cleanroom.published import compare, published_path, read_published
-from cleanroom.record import Record, read_record
-from cleanroom.report import write_report
 from cleanroom.store import Store
-from cleanroom.summary import summarise
-from cleanroom.tiers_view import show as show_tiers
-from cleanroom.trial_view import show as show_trial
 from cleanroom.verification import LEVELS, Verification, read_verification
+
+if TYPE_CHECKING:
+    from cleanroom.build import Job
+    from cleanroom.record import Record
+
+# Each verb imports what it needs when it runs: half of the program is for talking to package indexes, and a verb that
+# answers from what is there should not wait for it to load.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,6 +156,9 @@ def pairs(envs: Envs, targets: Sequence[str], base: str | None) -> list[tuple[st
 
 
 def lock_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom.lock import dump_lock, write_lock
+    from cleanroom.resolve import resolve, resolve_engine
+
     project = Project(options.project)
     names = [name for name in options.targets if name != "engine"]
     envs = load_envs(project.envs_dir)
@@ -179,9 +169,7 @@ def lock_verb(options: argparse.Namespace, console: Console) -> int:
             envs.lock_of(project.root, target, base)
             console.info(f"{path.name} is current")
             continue
-        lock = resolving.resolve(
-            envs, envs.target(target), envs.base(base), project, Store.default(), console, supplied=options.cann
-        )
+        lock = resolve(envs, envs.target(target), envs.base(base), project, Store.default(), console, supplied=options.cann)
         changed = not path.exists() or path.read_text() != dump_lock(lock)
         write_lock(path, lock)
         console.info(f"{path.name}: {len(lock.entries)} entries, {'written' if changed else 'unchanged'}")
@@ -189,12 +177,14 @@ def lock_verb(options: argparse.Namespace, console: Console) -> int:
         read_lock(lock_path(REPOSITORY, "engine"))
         console.info("engine.lock is whole")
     elif "engine" in options.targets:
-        write_lock(lock_path(REPOSITORY, "engine"), resolving.resolve_engine(console))
+        write_lock(lock_path(REPOSITORY, "engine"), resolve_engine(console))
         console.info("engine.lock: written")
     return 0
 
 
 def fetch_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom.fetch import fetch
+
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
     target = envs.target(options.target)
@@ -211,33 +201,43 @@ def vars_of(summary: object) -> dict[str, object]:
 
 
 def render_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom.render import check, render, write
+
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
     for target, base in pairs(envs, options.targets, None):
         lock = envs.lock_of(project.root, target, base)
-        rendered = rendering.render(envs, envs.target(target), envs.base(base), lock)
+        rendered = render(envs, envs.target(target), envs.base(base), lock)
         folder = project.dockerfiles_dir / rendered.name
         if options.check:
-            rendering.check(rendered, folder)
+            check(rendered, folder)
             console.info(f"{rendered.name}: as rendered")
         else:
-            changed = rendering.write(rendered, folder)
+            changed = write(rendered, folder)
             console.info(f"{rendered.name}: {', '.join(changed) if changed else 'unchanged'}")
     return 0
 
 
-def prepare(project: Project, envs: Envs, options: argparse.Namespace) -> building.Job:
+def prepared(project: Project, envs: Envs, options: argparse.Namespace) -> Job:
     """The job, unless something is missing that only a person can bring: installers, or consent to their licence."""
-    job = building.prepare(project, envs, options.target, options.base)
+    from cleanroom import cann, tiers
+    from cleanroom.build import prepare
+
+    job = prepare(project, envs, options.target, options.base)
     cann.require_supplied(envs.cann, job.target, job.lock, tiers=tiers.labels())
     cann.require_licence(envs.cann, job.target, accepted=options.accept_cann_eula)
     return replace(job, licence_accepted=options.accept_cann_eula)
 
 
 def build_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom import build as building
+    from cleanroom.evidence import read_evidence
+    from cleanroom.report import write_report
+    from cleanroom.summary import summarise
+
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
-    job = prepare(project, envs, options)
+    job = prepared(project, envs, options)
     chosen = building.Options(tuple(options.component), options.keep_going, options.jobs, not options.no_image)
     record = building.build(job, chosen, Store.default(), console)
     evidence = read_evidence(job.out / "evidence.json")
@@ -248,12 +248,17 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def with_published(job: building.Job, record: Record) -> str:
+def with_published(job: Job, record: Record) -> str:
     """How a build compares with what is published beside its lock, in one sentence."""
+    from cleanroom.published import compare, published_path, read_published
+
     return compare(record, read_published(published_path(lock_path(job.project.root, job.lock.name))))[1]
 
 
 def trial_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom import trial as trials
+    from cleanroom.trial_view import show
+
     project, store = Project(options.project), Store.default()
     envs = load_envs(project.envs_dir)
     if options.write:
@@ -269,7 +274,7 @@ def trial_verb(options: argparse.Namespace, console: Console) -> int:
         jobs=options.jobs,
     )
     made = trials.trial(project, envs, chosen, store, console)
-    show_trial(made, project.out_dir / made.name, console)
+    show(made, project.out_dir / made.name, console)
     if options.write:
         path = trials.write_target(envs, options.write, made.yaml)
         console.info(f"{path} is written. Next: nox -s lock -- {options.write}, then nox -s render -- {options.write}")
@@ -278,13 +283,21 @@ def trial_verb(options: argparse.Namespace, console: Console) -> int:
 
 def verification_of(out: Path) -> Verification | None:
     """The result of an earlier verify; the report says itself whether it is of the same build."""
-    path = out / verifying.FOLDER / "verification.json"
+    from cleanroom.verify import FOLDER
+
+    path = out / FOLDER / "verification.json"
     return read_verification(path) if path.is_file() else None
 
 
 def verify_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom import verification_view
+    from cleanroom import verify as verifying
+    from cleanroom.evidence import read_evidence
+    from cleanroom.record import read_record
+    from cleanroom.report import write_report
+
     project = Project(options.project)
-    job = prepare(project, load_envs(project.envs_dir), options)
+    job = prepared(project, load_envs(project.envs_dir), options)
     chosen = verifying.Options(
         options.record,
         tuple(options.component),
@@ -303,45 +316,65 @@ def verify_verb(options: argparse.Namespace, console: Console) -> int:
 
 
 def tiers_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom.tiers import run
+    from cleanroom.tiers_view import show
+
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
     target = envs.target(options.target)
-    result = tiers.run(project, envs, target, platform.machine(), Store.default(), console, only=tuple(options.tier))
-    show_tiers(result, console, out=project.out_dir / target.name)
+    result = run(project, envs, target, platform.machine(), Store.default(), console, only=tuple(options.tier))
+    show(result, console, out=project.out_dir / target.name)
     return 0
 
 
 def inventory_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom.fetch import fetch
+    from cleanroom.inventory import inventory
+    from cleanroom.inventory_view import show
+
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
     if options.wheel is not None:
+        from cleanroom.evidence import of_wheel
+        from cleanroom.evidence_view import show as show_wheel
+
         show_wheel(of_wheel(options.wheel, envs.table), console)
         return 0
     target = envs.target(options.target)
     base = envs.base_of(target, options.base).name
     lock = envs.lock_of(project.root, target.name, base)
     fetch(replace(lock, entries=lock.group("source")), Store.default(), console, project=project)
-    show_inventory(inventory(envs, target, lock, Store.default()), console)
+    show(inventory(envs, target, lock, Store.default()), console)
     return 0
 
 
 def matrix_verb(options: argparse.Namespace, console: Console) -> int:
-    return matrix.run(Project(options.project), matrix.Options(options.gpu), console)
+    from cleanroom.matrix import Options, run
+
+    return run(Project(options.project), Options(options.gpu), console)
 
 
 def checklist_verb(options: argparse.Namespace, console: Console) -> int:
-    return checklist.run(Project(options.project), options.target, options.base, console)
+    from cleanroom.checklist import run
+
+    return run(Project(options.project), options.target, options.base, console)
 
 
 def compare_verb(options: argparse.Namespace, console: Console) -> int:
-    return comparing.run(Project(options.project), options.first, options.second, comparing.Options(options.markdown), console)
+    from cleanroom.compare import Options, run
+
+    return run(Project(options.project), options.first, options.second, Options(options.markdown), console)
 
 
 def doctor_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom.doctor import doctor
+
     return doctor(Project(options.project), Store.default(), console)
 
 
 def clean_verb(options: argparse.Namespace, console: Console) -> int:
+    from cleanroom.clean import clean
+
     clean(Store.default(), console, inputs_too=options.store)
     return 0
 

@@ -16,10 +16,8 @@ from cleanroom.errors import CleanroomError, DiskFull, FetchError, IntegrityErro
 from cleanroom.lock import Entry, Kind, Lock
 from cleanroom.project import Project
 from cleanroom.sources import Gone, Part, Source, Stopped, Unreachable
-from cleanroom.sources.debian import DebianSource
 from cleanroom.sources.folder import FolderSource
 from cleanroom.sources.operator import OperatorSource
-from cleanroom.sources.pypi import PypiSource
 from cleanroom.store import Store, WrongBytes
 
 AT_ONCE = 8
@@ -73,9 +71,14 @@ def missing_from(store: Store, entries: Iterable[Entry], console: Console) -> tu
 def _sources(kinds: Iterable[Kind], lock: Lock, project: Project) -> Mapping[Kind, Source]:
     sources: dict[Kind, Source] = {}
     for kind in kinds:
+        # Imported when something is missing: what talks to networks takes longer to load than to find nothing missing.
         if kind == "debian":
+            from cleanroom.sources.debian import DebianSource
+
             sources[kind] = DebianSource(lock.epoch)
         elif kind == "pypi":
+            from cleanroom.sources.pypi import PypiSource
+
             sources[kind] = PypiSource()
         elif kind == "folder":
             sources[kind] = folder_source(load_envs(project.envs_dir).components.values(), project)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
+from multiprocessing import get_context
 from typing import Literal
 
 from packaging.utils import canonicalize_name
@@ -26,7 +29,6 @@ from cleanroom.lock import Entry, Lock
 from cleanroom.modules import Missing, missing_modules, provided_by_wheels, provided_modules
 from cleanroom.record import File, LockInfo, TargetInfo
 from cleanroom.sensitivity import (
-    ComponentFacts,
     FamilyRule,
     Instruction,
     Kind,
@@ -36,6 +38,7 @@ from cleanroom.sensitivity import (
     current_forms,
     load_sensitivity,
 )
+from cleanroom.source_archive import Texts, Wanted, read_texts
 from cleanroom.source_text import (
     CUDA_ENDS,
     PYTHON_ENDS,
@@ -54,8 +57,8 @@ from cleanroom.target import Target
 
 SCHEMA = 2
 
-MEMBER_LIMIT = 8_000_000
-"""Bytes of a source file that is still read; nothing that people write is larger."""
+LARGE = 1_000_000
+"""Bytes of an archive that is read by a process of its own; smaller ones are read before one has started."""
 
 Status = Literal["known", "new", "gone"]
 """Of a kernel family. `new`: the source has it, envs/sensitivity.yaml does not; `gone`: the other way round."""
@@ -94,7 +97,8 @@ class Family:
 @dataclass(frozen=True)
 class ComponentInventory:
     """One component. `accepted`: for each form of an architecture, how many of `instructions` (inline PTX and CuTe
-    atoms) it accepts. `files` were read, `vendored` left out as other projects' code.
+    atoms) it accepts. `files` were looked at, `vendored` left out as other projects' code, and so was what only another
+    vendor's hardware uses.
     """
 
     name: str
@@ -145,15 +149,16 @@ def inventory(envs: Envs, target: Target, lock: Lock, store: Store) -> Inventory
     """
     facts = load_sensitivity(envs)
     components = [s.of(envs.component(s.component)) for s in target.components]
-    trees = {c.name: _read(c, facts.of(c.name), facts, lock, store) for c in components}
+    trees = _read_all(components, facts, lock, store)
     wheels, unread = provided_by_wheels(lock.group("python"), store)
     provided = provided_modules({name: tree.texts for name, tree in trees.items()}, components, facts, wheels)
     results: list[ComponentInventory] = []
     problems: list[Finding] = []
     for component in components:
         tree = trees[component.name]
+        texts = [text for path, text in tree.texts.items() if facts.concerns(path, target.vendor)]
         scan = _Scan(component, facts, envs.table)
-        occurrences = tuple(sorted(scan.occurrences(tree.texts.values()), key=lambda f: (f.kind, f.file, f.line)))
+        occurrences = tuple(sorted(scan.occurrences(texts), key=lambda f: (f.kind, f.file, f.line)))
         families = tuple(_families(facts.of(component.name).families, target, tree.texts, envs.table))
         missing = missing_modules(component, tree.texts, provided, facts, target.vendor)
         sensitive = [f for f in occurrences if f.kind in ("inline PTX", "CuTe atom") and f.name]
@@ -165,7 +170,7 @@ def inventory(envs: Envs, target: Target, lock: Lock, store: Store) -> Inventory
             decided=component.architecture.decided,
             decided_by=component.architecture.by,
             asked=_asked(component, target),
-            files=len(tree.texts),
+            files=len(texts),
             vendored=tree.vendored,
             occurrences=occurrences,
             families=families,
@@ -188,7 +193,7 @@ def inventory(envs: Envs, target: Target, lock: Lock, store: Store) -> Inventory
 def _asked(component: Component, target: Target) -> tuple[str, ...]:
     if component.architecture.decided == "nowhere":
         return ()
-    return tuple(str(a) for a in target.architectures_of(component.name))
+    return target.names_asked_of(component.name)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -201,8 +206,45 @@ class _Tree:
     vendored: int
 
 
-def _read(component: Component, own: ComponentFacts, facts: Sensitivity, lock: Lock, store: Store) -> _Tree:
-    """The source files of one component by their path in the tree."""
+def _read_all(components: Iterable[Component], facts: Sensitivity, lock: Lock, store: Store) -> dict[str, _Tree]:
+    """The source files of each component by their path in the tree."""
+    entries = {c.name: _source_of(c, lock) for c in components}
+    wanted = {name: Wanted((*CUDA_ENDS, *PYTHON_ENDS, *TEXT_ENDS), facts.of(name).vendored, facts.left_out) for name in entries}
+    for entry in entries.values():
+        store.check(entry)
+    by_size = sorted(entries, key=lambda name: entries[name].size)
+    largest = entries[by_size[-1]]
+    trees = {}
+    with ExitStack() as stack:
+        reading: Future[Texts] | None = None
+        if largest.size >= LARGE:
+            # It takes longer than all the others together: another process reads it meanwhile.
+            other_process = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+            reading = other_process.submit(read_texts, store.path_of(largest.sha256), wanted[by_size[-1]])
+        for name in by_size:
+            entry = entries[name]
+            try:
+                read = _result(reading) if reading and entry is largest else None
+                read = read or read_texts(store.path_of(entry.sha256), wanted[name])
+            except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+                raise IntegrityError(
+                    f"{entry} cannot be read as a .tar archive: {error}.",
+                    means="The file is what the lock says, but not a source archive that can be looked into.",
+                    next_step="lock the component's source archive (sdist) in the form .tar.gz",
+                ) from None
+            trees[name] = _Tree(entry, {path: SourceText(path, text) for path, text in read.files.items()}, read.vendored)
+    return trees
+
+
+def _result(reading: Future[Texts]) -> Texts | None:
+    """What the other process read; None where it was ended, as a machine short of memory does."""
+    try:
+        return reading.result()
+    except BrokenProcessPool:
+        return None
+
+
+def _source_of(component: Component, lock: Lock) -> Entry:
     name = canonicalize_name(component.source.name)
     entry = next((e for e in lock.group("source") if canonicalize_name(e.name) == name), None)
     if entry is None:
@@ -211,38 +253,7 @@ def _read(component: Component, own: ComponentFacts, facts: Sensitivity, lock: L
             means="The component was added to the target after it was locked.",
             next_step=f"nox -s lock -- {lock.target}",
         )
-    store.check(entry)
-    vendored = 0
-
-    def wanted(path: str) -> bool:
-        nonlocal vendored
-        if not path.endswith((*CUDA_ENDS, *PYTHON_ENDS, *TEXT_ENDS)):
-            return False
-        if path.startswith(own.vendored):
-            vendored += 1
-            return False
-        return not facts.left_out.search(path)
-
-    try:
-        texts = {path: SourceText(path, text) for path, text in read_archive(store.path_of(entry.sha256), wanted)}
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise IntegrityError(
-            f"{entry} cannot be read as a .tar archive: {error}.",
-            means="The file is what the lock says, but not a source archive that can be looked into.",
-            next_step="lock the component's source archive (sdist) in the form .tar.gz",
-        ) from None
-    return _Tree(entry, texts, vendored)
-
-
-def read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """The wanted regular files of a source archive as text, by path below its top folder. Nothing is extracted."""
-    with tarfile.open(path, "r:*") as archive:
-        for member in archive:
-            name = member.name.removeprefix("./").partition("/")[2]
-            if member.isreg() and member.size <= MEMBER_LIMIT and wanted(name):
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    yield name, stream.read().decode(errors="replace").replace("\r\n", "\n")
+    return entry
 
 
 # --- occurrences --------------------------------------------------------------------------------------------------------

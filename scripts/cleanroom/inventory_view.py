@@ -48,9 +48,10 @@ def render(inventory: Inventory) -> Iterator[RenderableType]:
     yield Text()
     yield _overview(inventory.components)
     yield Text()
-    yield _acceptance(inventory.components)
-    if not all(map(_told, inventory.components)):
-        yield Text(UNTOLD)
+    if (accepted := _acceptance(inventory.components)).row_count:
+        yield accepted
+        if not all(map(_told, inventory.components)):
+            yield Text(UNTOLD)
     yield Text(COUNTED, style="dim")
     for component in inventory.components:
         yield Text()

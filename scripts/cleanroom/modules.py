@@ -120,7 +120,7 @@ def missing_modules(
     for path, source in sorted(texts.items()):
         if not path.startswith(roots) and path != "setup.py":
             continue
-        if any(other.files.search(path) for other in others):
+        if not facts.concerns(path, vendor):
             continue
         if not any(provided.lacks(name) for name in possible_imports(source)):
             continue

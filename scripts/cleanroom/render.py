@@ -192,7 +192,6 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
     }
     toolkit = {v.name: v for v in in_container((*target.toolkit.environment, *target.toolkit.build_environment))}
     variables = [*toolkit.values(), *component.environment, *rule.environment]
-    architectures = [str(arch) for arch in asked] or list(target.architecture_names)
     body: dict[str, Any] = {
         "name": component.name,
         "title": component.title,
@@ -200,7 +199,7 @@ def specification(component: Component, target: Target, lock: Lock) -> dict[str,
         "distribution": component.distribution,
         "modules": list(component.modules),
         "source": {"file": source.file_name, "sha256": source.sha256},
-        "architectures": [] if rule.decided == "nowhere" else architectures,
+        "architectures": [] if rule.decided == "nowhere" else list(target.names_asked_of(component.name)),
         "environment": [
             # Set for every build, so that a list inherited from a base image can never decide.
             *([{"name": "TORCH_CUDA_ARCH_LIST", "value": torch_list(asked)}] if asked else []),

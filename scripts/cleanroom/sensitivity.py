@@ -120,6 +120,10 @@ class Sensitivity:
         """The facts about one component; none for one that the file does not name."""
         return self.components.get(component, ComponentFacts())
 
+    def concerns(self, path: str, vendor: str) -> bool:
+        """Whether a file of a source is used on the hardware of this vendor."""
+        return not any(other.files.search(path) for other in self.vendors if other.name != vendor)
+
     def decided_by(self, variable: str) -> str:
         """What an environment variable decides; "" for one that is not named."""
         return next((v.decides for v in self.variables if v.pattern.fullmatch(variable)), "")

@@ -123,6 +123,14 @@ class Accepted:
 
 
 @dataclass(frozen=True)
+class NotBuilt:
+    """A part of upstream's engine that is no component of this target, and why. No build of it is more than incomplete."""
+
+    part: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Target:
     """A platform and architecture to build for, with everything that is pinned for it."""
 
@@ -140,6 +148,7 @@ class Target:
     prerequisites: tuple[Prerequisite, ...]
     expected: tuple[Expectation, ...] = ()
     accepts: tuple[Accepted, ...] = ()
+    not_built: tuple[NotBuilt, ...] = ()
     examined: tuple[str, ...] = ()
     """Components that are not built for this target, but whose source a tier of evidence reads."""
 
@@ -166,3 +175,7 @@ class Target:
             if selection.component == component and selection.architectures:
                 return selection.architectures
         return self.architectures
+
+    def names_asked_of(self, component: str) -> tuple[str, ...]:
+        """As architectures_of, in the vendor's words and for every vendor: sm_100a+PTX, dav-3510."""
+        return tuple(map(str, self.architectures_of(component))) or self.architecture_names

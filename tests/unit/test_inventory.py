@@ -9,8 +9,10 @@ import os
 import tarfile
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -177,6 +179,29 @@ def test_vendored_folders_and_tests_are_not_read(case: Case) -> None:
     component = case.inventory().components[0]
     assert component.vendored == 1
     assert not [f for f in component.occurrences if f.file.startswith(("csrc/vendored", "tests"))]
+
+
+def test_what_only_another_vendors_hardware_uses_is_not_looked_at(fixture_project: Project, tmp_path: Path) -> None:
+    files = {**SOURCES, "csrc/kernel.asc": 'asm("tcgen05.ld.sync;");\n'}
+    case = case_of(files, fixture_project, tmp_path)
+    for_nvidia = case.inventory().components[0]
+    target = replace(case.envs.target("fixture"), vendor="ascend")
+    for_npu = inventory(case.envs, target, case.lock, case.store).components[0]
+    assert not [f for f in for_nvidia.occurrences if f.file.endswith(".asc")]
+    assert {f.file for f in for_npu.occurrences if f.kind == "inline PTX"} == {"csrc/kernel.asc"}
+    assert for_npu.files < for_nvidia.files
+
+
+def test_a_process_that_is_ended_while_it_reads_is_done_without(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = case.inventory()
+    monkeypatch.setattr("cleanroom.inventory.LARGE", 0)
+    assert case.inventory() == whole
+
+    def ended(_reading: object) -> NoReturn:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr("concurrent.futures.Future.result", ended)
+    assert case.inventory() == whole
 
 
 def test_a_source_with_nothing_new_leaves_nothing_to_decide(case: Case) -> None:

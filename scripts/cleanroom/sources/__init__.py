@@ -13,6 +13,9 @@ from typing import Protocol
 
 from cleanroom.lock import Entry, Kind
 
+BLOCK = 1 << 20
+"""Bytes that are received at once."""
+
 
 class Gone(Exception):
     """The source answers, but has no such file any more."""

@@ -13,9 +13,9 @@ import requests
 
 from cleanroom.errors import FetchError
 from cleanroom.lock import Entry, Kind
-from cleanroom.sources import Gone, Part, Unreachable
+from cleanroom.sources import BLOCK, Gone, Part, Unreachable
 from cleanroom.sources.apt import Archives, ca_info, configured_archives, proxies
-from cleanroom.sources.download import BLOCK, TIMEOUT, Sessions, ca_bundle, download
+from cleanroom.sources.download import TIMEOUT, Sessions, ca_bundle, download
 
 SNAPSHOT = "CLEANROOM_DEBIAN_SNAPSHOT"
 """Environment variable: root address of a snapshot service, which keeps what the archive has dropped."""

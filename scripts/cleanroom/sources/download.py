@@ -12,9 +12,8 @@ from typing import Any
 import requests
 import urllib3
 
-from cleanroom.sources import Gone, Part, Unreachable
+from cleanroom.sources import BLOCK, Gone, Part, Unreachable
 
-BLOCK = 1 << 20
 TIMEOUT = (10.0, 20.0)
 """Seconds to connect, and between two blocks."""
 PAUSES = (0.5, 2.0, 5.0)

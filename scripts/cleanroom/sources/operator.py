@@ -8,8 +8,7 @@ from pathlib import Path
 from cleanroom.errors import CannotBuildHere, IntegrityError
 from cleanroom.files import sha256_of
 from cleanroom.lock import Entry, Kind
-from cleanroom.sources import Gone, Part
-from cleanroom.sources.download import BLOCK
+from cleanroom.sources import BLOCK, Gone, Part
 
 FOLDER = "CLEANROOM_OPERATOR_FILES"
 """Environment variable: the folder that holds the files."""
