@@ -284,7 +284,7 @@ def up_to_date(job: Job, options: Options, selected: Sequence[str]) -> Record | 
     if f"sha256:{record.dockerfile_sha256}" != job.rendered.digest or record.lock.content != job.lock.content:
         return None
     whole = is_whole(job, options)
-    if whole and (record.verdict != "builds" or record.image is None):
+    if whole and (record.verdict == "fails" or not record.complete or record.image is None):
         return None
     files = [record.component(name).wheel for name in selected]
     if any(file is None or not intact(job.out / file.file, file.size, file.sha256) for file in files):
@@ -489,13 +489,16 @@ def to_record(
         resources=resources,
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(seconds, 1),
-        verdict=verdict_for(components, imports, sound=not any(f.severity == "fails" for f in evidence.findings)),
+        verdict=verdict_for(
+            components, imports, job.target.not_built, sound=not any(f.severity == "fails" for f in evidence.findings)
+        ),
         components=components,
         image=image,
         imports=imports,
         prerequisites=assessments,
         deviations=(*deviations(assessments), *unmet_requirements(job, probe)),
         missing_modules=missing,
+        not_built=job.target.not_built,
         not_verified=NOT_VERIFIED,
     )
 
@@ -512,7 +515,7 @@ def component_result(job: Job, outcome: Outcome) -> ComponentResult:
         title=component.title,
         version=component.source.version,
         source=File(source.file_name, source.sha256, source.size),
-        architectures_asked=() if rule.decided == "nowhere" else tuple(map(str, job.target.architectures_of(component.name))),
+        architectures_asked=() if rule.decided == "nowhere" else job.target.names_asked_of(component.name),
         status=outcome.status,
         wheel=wheel,
         seconds=float(result["seconds"]) if result else round(outcome.seconds, 1),

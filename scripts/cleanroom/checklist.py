@@ -120,7 +120,12 @@ def answers_of(stands: Standing, questions: Sequence[Question], checks: Mapping[
         question.question: (
             *(answer for name in question.shown for answer in SHOWN[name](stands)),
             *(
-                Answer(f"{c} passes its own tests", "open", f"needs {checks[c].needs} ({checks[c].source})", checks[c].commands)
+                Answer(
+                    f"{c} passes its own tests",
+                    "open",
+                    f"needs {checks[c].needs} ({checks[c].source})",
+                    checks[c].commands_for(stands.target.vendor),
+                )
                 for c in question.tests
                 if c in checks and stands.target.selection(c)
             ),
@@ -196,7 +201,11 @@ def _built(stands: Standing) -> Iterator[Answer]:
     if report is None or report.level == "incomplete":
         left_out = [r.result.name for r in report.rows if r.result.status == "not attempted"] if report else []
         rest = f" (not attempted: {', '.join(left_out)})" if left_out else ""
-        yield Answer(what, "open", f"{_needs_build(stands)}{rest}")
+        not_built = stands.target.not_built
+        if not_built and report and not left_out:
+            yield Answer(what, "no", f"not built: {'; '.join(f'{n.part} ({n.reason})' for n in not_built)}")
+        else:
+            yield Answer(what, "open", f"{_needs_build(stands)}{rest}")
         return
     failed = [r.result.name for r in report.rows if r.level == "fails"]
     if failed:
@@ -328,9 +337,23 @@ def _missing_modules(stands: Standing) -> Iterator[Answer]:
     yield Answer(what, "no" if missing else "yes", "; ".join(missing))
 
 
+def _tiers(stands: Standing) -> Iterator[Answer]:
+    """Only where a person has to bring the toolkit: what can be shown without it."""
+    if stands.target.toolkit.kind != "cann-installers":
+        return
+    what = "what can be tried without CANN works"
+    if stands.tiers is None:
+        yield Answer(what, "open", f"nox -s tiers-{stands.target.name}")
+        return
+    outcomes = {tier.outcome for tier in stands.tiers.tiers}
+    state: State = "no" if outcomes & {"failed", "partly"} else "yes" if outcomes == {"passed"} else "open"
+    yield Answer(what, state, stands.tried)
+
+
 SHOWN: Mapping[str, Callable[[Standing], Iterator[Answer]]] = {
     "listed": _listed,
     "locked": _locked,
+    "tiers": _tiers,
     "built": _built,
     "reproduced": _reproduced,
     "prerequisites": _prerequisites,

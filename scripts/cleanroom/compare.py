@@ -196,7 +196,8 @@ def _image(record: Record) -> dict[str, str]:
 def _remarks(record: Record) -> tuple[str, ...]:
     missing = (f"{m.module} is missing, wanted by {m.component}: {m.reason}" for m in record.missing_modules)
     broken = (f"{i.module} does not import: {i.error}" for i in record.imports if not i.ok)
-    return (*record.deviations, *missing, *broken)
+    not_built = (f"{n.part} is not built: {n.reason}" for n in record.not_built)
+    return (*record.deviations, *not_built, *missing, *broken)
 
 
 def _means(record: Record) -> dict[str, str]:

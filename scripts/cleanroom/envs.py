@@ -50,6 +50,7 @@ from cleanroom.strict_yaml import Fields, Item, Mistakes, listed, nearest, read_
 from cleanroom.target import (
     Accepted,
     Expectation,
+    NotBuilt,
     Outcome,
     Override,
     Prerequisite,
@@ -72,7 +73,7 @@ PREREQUISITE_KINDS = ("gcc", "os", "outside", "python", "toolkit")
 IMAGE = "image"
 """What a finding names that is of no component."""
 NOT_RESOLVED: Mapping[str, tuple[str, ...]] = {
-    "targets": ("title", "status", "status_source", "architectures", "prerequisites", "expected", "accepts"),
+    "targets": ("title", "status", "status_source", "architectures", "prerequisites", "expected", "accepts", "not_built"),
     "components": (
         "title",
         "modules",
@@ -506,7 +507,7 @@ def _target(
 ) -> Target:
     fields = item.fields(
         ["name", "title", "status", "status_source", "platform", "vendor", "architectures", "bases", "toolkit", "components"],
-        ["overrides", "prerequisites", "expected", "accepts", "examined"],
+        ["overrides", "prerequisites", "expected", "accepts", "not_built", "examined"],
     )
     name = fields.text("name", _NAME_SAYS + f"; not {listed(RESERVED)}", lambda t: t not in RESERVED)
     platform = fields.choice("platform", PLATFORMS)
@@ -534,6 +535,7 @@ def _target(
         prerequisites=tuple(_prerequisite(i) for i in fields.items("prerequisites")),
         expected=_expected(item, fields, [s.component for s in selections], status),
         accepts=_accepts(fields, [s.component for s in selections]),
+        not_built=tuple(_not_built(i.fields(["part", "reason"])) for i in fields.items("not_built")),
         examined=fields.texts("examined", listed(components), lambda t: t in components),
     )
 
@@ -679,6 +681,10 @@ def _accepts(fields: Fields, components: Sequence[str]) -> tuple[Accepted, ...]:
             item.wrong(f"{accepted.kind} of {accepted.component} is accepted twice")
         found.append(accepted)
     return tuple(found)
+
+
+def _not_built(fields: Fields) -> NotBuilt:
+    return NotBuilt(fields.text("part"), fields.text("reason"))
 
 
 def _refuse_stranger(item: Item, name: str, components: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from cleanroom.arch import parse_arch
 from cleanroom.arch_table import Table, release
-from cleanroom.binary import cubin, ptx
+from cleanroom.binary import aicore, cubin, ptx
 from cleanroom.binary.cubin import Kernel
 from cleanroom.binary.fatbin import images
 from cleanroom.binary.wheel import is_elf, members
@@ -27,7 +27,7 @@ from cleanroom.errors import IntegrityError, RecordError
 from cleanroom.files import write_atomically
 from cleanroom.jit import JitReport
 from cleanroom.strict_json import dump_document, parse_document, read_document
-from cleanroom.survey import Survey
+from cleanroom.survey import BUILD_LOG, Survey
 
 SCHEMA = 2
 
@@ -37,6 +37,9 @@ Severity = Literal["fails", "degrades", "note"]
 RUNS, IN_PART, BY_PTX, NOT = "runs", "runs in part", "runs by PTX", "does not run"
 AT_RUN_TIME, HOST_ONLY = "compiled at run time", "no device code"
 """Values of `runs_on`. In part: the code loads, but some of its kernels are stubs there."""
+
+AI_CORE = "AI Core"
+"""What device code for Ascend counts as found for: such a file does not name its NPU architecture, the compiler's call does."""
 
 OLDEST_OF_INTEREST = "8.9"
 NAMED = 5
@@ -69,7 +72,9 @@ class LibraryEvidence:
 
 @dataclass(frozen=True)
 class ComponentEvidence:
-    """What one wheel holds. `runs_on` maps each compute capability of interest to one of the values above."""
+    """What one wheel holds. `runs_on` maps each compute capability of interest to one of the values above; where it was
+    asked for an NPU, that architecture instead.
+    """
 
     name: str
     asked: tuple[str, ...]
@@ -97,14 +102,14 @@ class Evidence:
 def gather(asked: Mapping[str, tuple[str, ...]], folder: Path, components: Mapping[str, Component], table: Table) -> Evidence:
     """Read what was built and reconcile it. `asked`: architectures by component, as parse_arch reads them.
 
-    `folder` holds one folder for each component with its wheel and, from the build, units.jsonl. A wheel that is
-    missing or cannot be read is a finding, so that it hides nothing about the others. Raises RecordError for a damaged
+    `folder` holds one folder for each component with its wheel and, from the build, units.jsonl and its log. A wheel that
+    is missing or cannot be read is a finding, so that it hides nothing about the others. Raises RecordError for a damaged
     units.jsonl.
     """
     evidence, findings = [], []
     for name, architectures in asked.items():
         component = components[name]
-        compiled = _compiled(folder / name / "units.jsonl")
+        compiled = _ordered((*_compiled(folder / name / "units.jsonl"), *_compiled_for_npu(folder / name / BUILD_LOG)))
         libraries: list[_Library] = []
         try:
             libraries = list(_libraries(_only_wheel(folder / name)))
@@ -146,7 +151,7 @@ _Body = Literal["real", "empty", "stub"]
 
 @dataclass(frozen=True)
 class _Library:
-    """One file with device code: what each kernel is in each image. PTX goes by its name compute_100."""
+    """One file with device code: what each kernel is in each image. PTX goes by its name compute_100, Ascend's by AI_CORE."""
 
     file: str
     bodies: Mapping[str, Mapping[str, _Body]]
@@ -177,6 +182,10 @@ class _Library:
         return LibraryEvidence(self.file, self.found, self.ptx, len(names), stubs)
 
 
+def _is_npu(architecture: str) -> bool:
+    return architecture.startswith("dav-")
+
+
 def _is_ptx(architecture: str) -> bool:
     return architecture.startswith("compute_")
 
@@ -199,6 +208,8 @@ def _library(file: str, data: bytes) -> _Library:
         for kernel in cubin.kernels(image.data) if image.kind == "cubin" else ptx.kernels(image.data):
             # The same kernel may come from several source files, and any of them may be the one that is loaded.
             known[kernel.name] = max(known.get(kernel.name, "stub"), _body(kernel), key=("stub", "empty", "real").index)
+    for kernels in aicore.images(data):
+        bodies.setdefault(AI_CORE, {}).update(dict.fromkeys(kernels, "real"))
     return _Library(file, _with_guarded(bodies))
 
 
@@ -230,8 +241,12 @@ def _component(
         compiled=compiled,
         found=_ordered(a for library in libraries for a in library.found),
         libraries=tuple(library.evidence for library in libraries),
-        runs_on={c: _outcome(libraries, c, table, at_run_time=at_run_time) for c in capabilities_of_interest(table)},
+        runs_on={c: _outcome(libraries, c, table, at_run_time=at_run_time) for c in _of_interest(asked, table)},
     )
+
+
+def _of_interest(asked: Iterable[str], table: Table) -> tuple[str, ...]:
+    return tuple(filter(_is_npu, asked)) or capabilities_of_interest(table)
 
 
 def capabilities_of_interest(table: Table) -> tuple[str, ...]:
@@ -255,7 +270,9 @@ def _library_outcome(library: _Library, capability: str, table: Table) -> str:
 
 
 def _support(architectures: Iterable[str], capability: str, table: Table) -> str:
-    return table.support([parse_arch(a, where="device code") for a in architectures], capability)
+    if _is_npu(capability):
+        return RUNS if AI_CORE in architectures else NOT
+    return table.support([parse_arch(a, where="device code") for a in architectures if a != AI_CORE], capability)
 
 
 def _only_wheel(folder: Path) -> Path:
@@ -293,6 +310,17 @@ def _compiled(log: Path) -> tuple[str, ...]:
     return _ordered(found)
 
 
+_NPU_ARCH = re.compile(r"--npu-arch=(dav-[0-9]+)")
+
+
+def _compiled_for_npu(log: Path) -> tuple[str, ...]:
+    """What bisheng was asked for, as the calls in the log of the build say; it is not called through the launcher."""
+    try:
+        return tuple(set(_NPU_ARCH.findall(log.read_text(encoding="utf-8", errors="replace"))))
+    except OSError:
+        return ()
+
+
 def _ordered(architectures: Iterable[str]) -> tuple[str, ...]:
     """Each once, by kind and number: sm_90a before sm_100a."""
     return tuple(sorted(set(architectures), key=lambda a: (a.split("_")[0], [int(n) for n in re.findall(r"\d+", a)], a)))
@@ -305,8 +333,9 @@ def _reconcile(
     component: Component, asked: tuple[str, ...], compiled: tuple[str, ...], libraries: list[_Library], table: Table
 ) -> list[Finding]:
     name = component.name
-    parsed = [parse_arch(a, where=name) for a in asked]
-    wanted = {a.sm for a in parsed if a.cubin} | {a.compute for a in parsed if a.ptx}
+    npus = set(filter(_is_npu, asked))
+    parsed = [parse_arch(a, where=name) for a in asked if a not in npus]
+    wanted = {a.sm for a in parsed if a.cubin} | {a.compute for a in parsed if a.ptx} | ({AI_CORE} if npus else set())
     findings = [f for library in libraries for f in _findings_of(name, library, wanted, table)]
     if component.architecture.decided != "build":
         if libraries:
@@ -325,7 +354,24 @@ def _reconcile(
             message = f"{library.file} holds {architecture}, which was not asked for"
             findings.append(Finding(name, "surplus architecture", "note", message))
         findings += _missing_kernels(name, library, wanted & set(library.working))
+    if npus:
+        findings += _reconcile_npu(name, npus, set(filter(_is_npu, compiled)))
     return findings
+
+
+def _reconcile_npu(name: str, asked: set[str], compiled: set[str]) -> Iterator[Finding]:
+    """AI Core code does not say which architecture it is for, so the compiler's calls have to."""
+    if not compiled:
+        text = (
+            f"asked for {_listed(sorted(asked))}; neither the AI Core code nor the log of the build says what it was compiled for"
+        )
+        yield Finding(name, "NPU architecture not told", "degrades", text)
+    elif compiled == asked:
+        text = f"AI Core code does not name its architecture; every call of its compiler named {_listed(sorted(compiled))}"
+        yield Finding(name, "NPU architecture by the log", "note", text)
+    else:
+        text = f"asked for {_listed(sorted(asked))}, and the compiler was called for {_listed(sorted(compiled))}"
+        yield Finding(name, "missing architecture", "fails", text)
 
 
 def _findings_of(name: str, library: _Library, wanted: Collection[str], table: Table) -> Iterator[Finding]:
@@ -347,7 +393,11 @@ def _why_missing(architecture: str, compiled: Collection[str], library: _Library
     there = f"the library holds {_listed(_ordered(library.bodies))}"
     if architecture in compiled:
         return f"{start} and nvcc compiled for it, but {there}: it was lost when the device code was linked"
-    return f"{start}, nvcc was never told to compile for it, and {there}"
+    return (
+        f"{start}, its compiler was never told to compile for it, and {there}"
+        if architecture != AI_CORE
+        else f"{start}, but {there}"
+    )
 
 
 def _missing_kernels(name: str, library: _Library, architectures: set[str]) -> Iterator[Finding]:

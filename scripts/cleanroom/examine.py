@@ -50,7 +50,7 @@ def examine(
 
     Raises RecordError for a damaged note, IntegrityError for an image that cannot be read.
     """
-    asked = {name: tuple(map(str, target.architectures_of(name))) for name in wheels if architectures_matter(envs, name)}
+    asked = {name: target.names_asked_of(name) for name in wheels if architectures_matter(envs, name)}
     folder = out / "components"
     gathered = evidence.gather(asked, folder, envs.components, envs.table)
     rules = hygiene.read_rules(Project().envs_dir)  # about systems and drivers, whatever project the target is of

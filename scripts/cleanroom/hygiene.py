@@ -27,8 +27,8 @@ from cleanroom.strict_yaml import Fields, Item, read_file
 
 
 @dataclass(frozen=True)
-class Driver:
-    """Libraries of a driver: file names with wildcards, how their functions begin (a pattern), and who brings them."""
+class Supplier:
+    """Libraries that no wheel brings: file names with wildcards, how their functions begin (a pattern), and who brings them."""
 
     names: tuple[str, ...]
     symbols: str
@@ -46,17 +46,31 @@ class Optional:
 
 @dataclass(frozen=True)
 class Rules:
-    """envs/libraries.yaml. `versions`: by glibc, the newest of each family of symbol versions that such a system has."""
+    """envs/libraries.yaml. `drivers` are outside of the image, `toolkits` in it, outside of every wheel. `stub_folders`
+    hold what is linked with and never run. `device_machines`: ELF's names of machines that a host does not execute.
+    `versions`: by glibc, the newest of each family of symbol versions that such a system has.
+    """
 
     system: Mapping[str, str]
-    drivers: tuple[Driver, ...]
+    drivers: tuple[Supplier, ...]
+    toolkits: tuple[Supplier, ...]
     optional: tuple[Optional, ...]
+    stub_folders: tuple[str, ...]
     machines: Mapping[str, str]
+    device_machines: tuple[str, ...]
     versions: Mapping[str, Mapping[str, str]]
 
-    def driver_of(self, library: str) -> Driver | None:
+    def driver_of(self, library: str) -> Supplier | None:
         """The driver that brings a library, None if none does."""
         return next((driver for driver in self.drivers if _is_one_of(library, driver.names)), None)
+
+    def toolkit_of(self, library: str) -> Supplier | None:
+        """The toolkit that brings a library, None if none does."""
+        return next((toolkit for toolkit in self.toolkits if _is_one_of(library, toolkit.names)), None)
+
+    def is_stub(self, file: str) -> bool:
+        """Whether a file, or a folder that is searched, is among stubs."""
+        return not set(self.stub_folders).isdisjoint(file.split("/"))
 
     def optional_of(self, library: str) -> Optional | None:
         """What an image may lack that brings a library, None if nothing does."""
@@ -78,20 +92,21 @@ def read_rules(envs: Path) -> Rules:
 
 
 def _rules(item: Item) -> Rules:
-    top = item.fields(["system", "driver", "optional", "machines", "versions"])
-    drivers = []
-    for entry in top.items("driver"):
-        fields = entry.fields(["names", "symbols", "by"])
-        drivers.append(
-            Driver(fields.texts("names", least=1), fields.text("symbols", "a regular expression", _is_pattern), fields.text("by"))
-        )
+    top = item.fields(["system", "driver", "toolkit", "optional", "stub_folders", "machines", "device_machines", "versions"])
     return Rules(
         system={library: package.text() for library, package in top.entries("system")},
-        drivers=tuple(drivers),
+        drivers=tuple(_supplier(entry.fields(["names", "symbols", "by"])) for entry in top.items("driver")),
+        toolkits=tuple(_supplier(entry.fields(["names", "symbols", "by"])) for entry in top.items("toolkit")),
+        stub_folders=top.texts("stub_folders", least=1),
+        device_machines=top.texts("device_machines", least=1),
         optional=tuple(_optional(entry.fields(["names", "by", "without"])) for entry in top.items("optional")),
         machines={platform: machine.text() for platform, machine in top.entries("machines")},
         versions={g: {k: _version(v) for k, v in row.entries()} for g, row in top.entries("versions")},
     )
+
+
+def _supplier(fields: Fields) -> Supplier:
+    return Supplier(fields.texts("names", least=1), fields.text("symbols", "a regular expression", _is_pattern), fields.text("by"))
 
 
 def _optional(fields: Fields) -> Optional:
@@ -122,7 +137,7 @@ class Place:
     glibc: str
     packages: frozenset[str]
     libraries: frozenset[str]
-    folders: tuple[str, ...] = ("/opt/venv", "/usr/local/cuda")
+    folders: tuple[str, ...] = ("/opt/venv", "/usr/local/cuda", "/opt/cann")
     build_folder: str = "/build/"
     traces: Mapping[str, str] = field(default_factory=dict)
 
@@ -185,7 +200,7 @@ def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rul
         for file, data in members(wheel)
         if is_elf(data)
     }
-    missing = {s for sought, library in ours.values() for s in sought if not _of_a_driver(s, [library], rules)}
+    missing = {s for sought, library in ours.values() for s in sought if not _is_supplied(s, [library], rules)}
     known = {name: wheel for wheel in [*wheels.values(), *providers] for name in libraries_in([wheel])}
     read: dict[str, Library] = {}
     wanted = {name for _, library in ours.values() for name in library.needed}
@@ -198,16 +213,21 @@ def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rul
     findings = []
     for (component, file), (sought, library) in ours.items():
         tree = _with_dependencies(library, read)
-        if lacking := {s for s in sought & missing if not _of_a_driver(s, tree, rules)}:
+        if lacking := {s for s in sought & missing if not _is_supplied(s, tree, rules)}:
             message = f"{file} needs {some(sorted(lacking), NAMED, ' symbols')}, which none of the libraries that it names has"
             findings.append(Finding(component, "unresolved symbols", "fails", message))
     return tuple(findings)
 
 
-def _of_a_driver(symbol: str, libraries: Iterable[Library], rules: Rules) -> bool:
-    """Whether a driver that one of the libraries needs has a function of this name."""
-    drivers = [d for library in libraries for name in library.needed if (d := rules.driver_of(name))]
-    return any(re.match(driver.symbols, symbol) for driver in drivers)
+def _is_supplied(symbol: str, libraries: Iterable[Library], rules: Rules) -> bool:
+    """Whether a driver or toolkit that one of the libraries needs has a function of this name."""
+    suppliers = [
+        supplier
+        for library in libraries
+        for name in library.needed
+        if (supplier := rules.driver_of(name) or rules.toolkit_of(name))
+    ]
+    return any(re.match(supplier.symbols, symbol) for supplier in suppliers)
 
 
 def _with_dependencies(library: Library, read: Mapping[str, Library]) -> list[Library]:
@@ -287,7 +307,7 @@ def _of_wheel(component: str, wheel: Path, place: Place, brought: frozenset[str]
 def _objections(
     library: Library, place: Place, brought: frozenset[str], promised: str, rules: Rules
 ) -> Iterator[tuple[str, Severity, str]]:
-    if library.machine == "EM_CUDA":
+    if library.machine in rules.device_machines:
         return
     wanted = rules.machines.get(place.platform, "")
     if library.machine != wanted:
@@ -297,14 +317,14 @@ def _objections(
             yield "packaged driver library", "fails", f"is {name}, which the {driver.by} brings: a copy or stub hides it"
     for name in library.needed:
         package = rules.system.get(name)
-        if name in brought or rules.driver_of(name) or package in place.packages:
+        if name in brought or rules.driver_of(name) or rules.toolkit_of(name) or package in place.packages:
             continue
         if package:
             yield "missing library", "fails", f"needs {name}, and the image lacks the package {package}"
         else:
-            yield "missing library", "fails", f"needs {name}, which is in no wheel, no system package and no driver"
+            yield "missing library", "fails", f"needs {name}, which is in no wheel, no system package, no toolkit and no driver"
     for entry in library.search_path:
-        yield from _search_path(entry, library.file, place)
+        yield from _search_path(entry, library.file, place, rules)
     limits = {f"the wheel's tag promises glibc {promised}": promised, f"the image has glibc {place.glibc}": place.glibc}
     for reason, glibc in limits.items():
         for needed, newest in too_new(library, glibc, rules):
@@ -321,18 +341,18 @@ def too_new(library: Library, glibc: str, rules: Rules) -> Iterator[tuple[str, s
 Leads = Literal["into stubs", "beside the file", "to the current folder", "to a fixed folder"]
 
 
-def leads(entry: str) -> Leads:
+def leads(entry: str, rules: Rules) -> Leads:
     """Where an entry of a library's search path leads."""
-    if "stubs" in entry.split("/"):
+    if rules.is_stub(entry):
         return "into stubs"
     if entry.startswith(("$ORIGIN", "${ORIGIN}")):
         return "beside the file"
     return "to a fixed folder" if entry.startswith("/") else "to the current folder"
 
 
-def _search_path(entry: str, file: str, place: Place) -> Iterator[tuple[str, Severity, str]]:
+def _search_path(entry: str, file: str, place: Place, rules: Rules) -> Iterator[tuple[str, Severity, str]]:
     kind = "library search path"
-    match leads(entry):
+    match leads(entry, rules):
         case "into stubs":
             yield kind, "fails", f"searches {entry}: the libraries there are stubs, to link with and not to run"
         case "beside the file":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from cleanroom.binary.dynamic import Library
 from cleanroom.envs import IMAGE
@@ -43,15 +43,11 @@ def _objections(there: Contents, place: Place, rules: Rules) -> Iterator[tuple[_
         for file in sorted(file for file in files if not there.is_owned(file)):
             yield ("trace of a machine", "fails", f"files that hold {text!r}, {place.traces[text]}: {{}}"), file
     machine = rules.machines.get(place.platform, "")
-    libraries = [library for library in there.libraries if library.machine != "EM_CUDA"]
-    found = there.names_of(each for each in libraries if each.machine == machine and not _is_stub(each))
+    libraries = [library for library in there.libraries if library.machine not in rules.device_machines]
+    found = there.names_of(each for each in libraries if each.machine == machine and not rules.is_stub(each.file))
     for library in libraries:
         for objection in _of_library(library, machine, there, found, place, rules):
             yield objection, library.file
-
-
-def _is_stub(library: Library) -> bool:
-    return "stubs" in PurePosixPath(library.file).parts
 
 
 def _of_library(
@@ -59,16 +55,16 @@ def _of_library(
 ) -> Iterator[_Objection]:
     if library.machine != machine:
         message = f"ELF files for {library.machine} in an image for {place.platform}: {{}}"
-        yield "machine type", "note" if _is_stub(library) else "degrades", message
+        yield "machine type", "note" if rules.is_stub(library.file) else "degrades", message
         return
     if drivers := [driver for name in library.names if (driver := rules.driver_of(name))]:
         message = f"files that the {drivers[0].by} brings, and that a copy or stub may hide: {{}}"
-        yield "packaged driver library", "note" if _is_stub(library) else "fails", message
+        yield "packaged driver library", "note" if rules.is_stub(library.file) else "fails", message
     for name in library.needed:
         if name not in found and not rules.driver_of(name):
             yield _missing(name, rules)
     for entry in library.search_path:
-        match leads(entry):
+        match leads(entry, rules):
             case "into stubs":
                 yield "stubs searched", "degrades", f"libraries that search {entry}, where stubs are: {{}}"
             case "to the current folder":

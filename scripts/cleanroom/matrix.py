@@ -29,6 +29,8 @@ from cleanroom.published import published_path, read_published
 from cleanroom.record import read_record
 from cleanroom.report import REPORT_TEMPLATES, Report, Row, Tone, report_of
 from cleanroom.target import Expectation, Target
+from cleanroom.tiers import FILE as TIERS_FILE
+from cleanroom.tiers import Tiers, read_tiers
 from cleanroom.verification import reaches, read_verification
 
 NEVER_RUN = "never run"
@@ -69,7 +71,7 @@ class Standing:
     """One target on one base. `report` is None where nothing was run, or where `trouble` says what cannot be read.
 
     `lock_now` is the checksum of the lock as it is in the project, empty where there is none to use; `published`: whether
-    digests on which two clean builds of that lock agreed are beside it.
+    digests on which two clean builds of that lock agreed are beside it; `tiers`: what was tried without the toolkit.
     """
 
     target: Target
@@ -79,6 +81,16 @@ class Standing:
     trouble: str
     lock_now: str
     published: bool = False
+    tiers: Tiers | None = None
+
+    @property
+    def tried(self) -> str:
+        """What the tiers of evidence came to, empty where none ran."""
+        if self.tiers is None:
+            return ""
+        outcomes = ", ".join(f"{tier.name} {tier.outcome}" for tier in self.tiers.tiers)
+        old = "" if self.tiers.lock.content == self.lock_now else ", of an older lock"
+        return f"{outcomes} ({self.tiers.started[:10]}{old}); none of them is a build"
 
     @property
     def old_lock(self) -> bool:
@@ -177,16 +189,17 @@ def standing(project: Project, target: Target, base: str) -> Standing:
     folder = target.name if base == target.bases[0] else f"{target.name}-{base}"
     out, lock_now = project.out_dir / folder, locked_now(project, target, base)
     published = published_now(project, target, base) == lock_now != ""
-    if not (out / "record.json").exists():
-        return Standing(target, base, folder, None, "", lock_now, published)
     try:
+        tiers = read_tiers(out / TIERS_FILE) if (out / TIERS_FILE).exists() else None
+        if not (out / "record.json").exists():
+            return Standing(target, base, folder, None, "", lock_now, published, tiers)
         report = known(out)
     except RecordError as error:
         return Standing(target, base, folder, None, error.what, lock_now)
     made_of = report.record.target.name, report.record.base
     if made_of != (target.name, base):
         return Standing(target, base, folder, None, f"the record in out/{folder} is of {' on '.join(made_of)}.", lock_now)
-    return Standing(target, base, folder, report, "", lock_now, published)
+    return Standing(target, base, folder, report, "", lock_now, published, tiers)
 
 
 def known(out: Path) -> Report:
@@ -266,7 +279,11 @@ def answer(product: Product, products: Products, standings: Sequence[Standing], 
             lines["by component"] = "; ".join(
                 f"{c.component} {c.text}{f' ({c.surprise})' if c.surprise else ''}" for c in each.cells
             )
-        elif each.target.expected:
+        if each.tried:
+            lines["tiers of evidence"] = each.tried
+        if each.target.not_built:
+            lines["not built"] = "; ".join(f"{n.part} ({n.reason})" for n in each.target.not_built)
+        if not each.report and each.target.expected:
             lines["expected"] = ", ".join(f"{e.component} {e}" for e in each.target.expected)
         if each.published and not each.report:
             lines["published"] = PUBLISHED
@@ -297,8 +314,9 @@ def next_step(standing: Standing) -> str:
     target, report = standing.target.name, standing.report
     on = "" if standing.base == standing.target.bases[0] else f" -- --base {standing.base}"
     if report is None and standing.target.toolkit.kind == "cann-installers":
-        return f"nox -s tiers-{target}, which needs no CANN; docs/ascend.md says what a build needs"
-    if report is None or standing.old_lock or report.level == "incomplete":
+        first = "" if standing.tiers else f"nox -s tiers-{target}, which needs no CANN; "
+        return f"{first}docs/ascend.md says what a build needs"
+    if report is None or standing.old_lock or (report.level == "incomplete" and not report.record.complete):
         return f"nox -s build-{target}{on}"
     if report.level == "fails":
         return f"read out/{standing.folder}/record.json, or build again: nox -s build-{target}{on}"
@@ -346,6 +364,8 @@ def remarks(standings: Sequence[Standing]) -> Iterator[str]:
             yield f"{each.name}: {each.trouble}"
         if each.published and not each.report:
             yield f"{each.name}: {PUBLISHED}"
+        if each.tried:
+            yield f"{each.name}, tiers of evidence: {each.tried}"
         if each.old_lock:
             yield f"{each.name}: built from lock {each.lock}, which is not the one in the repository now"
         for cell in each.cells:
@@ -365,6 +385,8 @@ def plain(standing: Standing) -> dict[str, Any]:
         "old_lock": standing.old_lock,
         "published": standing.published,
         "trouble": standing.trouble,
+        "tiers": {tier.name: tier.outcome for tier in standing.tiers.tiers} if standing.tiers else {},
+        "not_built": [part.part for part in standing.target.not_built],
         "components": {
             c.component: {
                 "level": c.level,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +21,9 @@ from cleanroom.files import write_atomically
 from cleanroom.prerequisites import Assessment
 from cleanroom.resources import Resources
 from cleanroom.strict_json import parse_document, read_document, schema_first
+from cleanroom.target import NotBuilt
 
-SCHEMA = 1
+SCHEMA = 2
 
 Level = Literal[
     "identical image",
@@ -157,6 +158,7 @@ class Record:
     prerequisites: tuple[Assessment, ...]
     deviations: tuple[str, ...]
     missing_modules: tuple[Missing, ...]
+    not_built: tuple[NotBuilt, ...]
     not_verified: tuple[str, ...]
     schema: int = SCHEMA
 
@@ -166,6 +168,11 @@ class Record:
             if result.name == name:
                 return result
         raise KeyError(name)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that the target consists of was built, apart from what it says is not built."""
+        return bool(self.components) and all(c.status in ("built", "reused") for c in self.components)
 
     @property
     def failed(self) -> tuple[ComponentResult, ...]:
@@ -181,15 +188,21 @@ NOT_VERIFIED = (
 """What a build never shows, whatever its verdict."""
 
 
-def verdict_for(components: Iterable[ComponentResult], imports: Iterable[Import] = (), *, sound: bool = True) -> Level:
+def verdict_for(
+    components: Iterable[ComponentResult],
+    imports: Iterable[Import] = (),
+    not_built: Sequence[NotBuilt] = (),
+    *,
+    sound: bool = True,
+) -> Level:
     """`fails` if a component failed, a module does not import, or what was built is not `sound`, that is what was asked for.
 
-    Otherwise `incomplete` if a component was left out, else `builds`.
+    Otherwise `incomplete` if a component was left out or a part of the engine is no component, else `builds`.
     """
     statuses = {c.status for c in components}
     if "failed" in statuses or not all(i.ok for i in imports) or not sound:
         return "fails"
-    return "incomplete" if "not attempted" in statuses or not statuses else "builds"
+    return "incomplete" if "not attempted" in statuses or not statuses or not_built else "builds"
 
 
 def dump_record(record: Record) -> str:
@@ -229,7 +242,7 @@ def _check(record: Record) -> None:
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"the component {twice} is there twice")
     # Findings that fail a build are in the evidence and not here: only that makes a verdict another one than its parts come to.
-    if record.verdict not in ("fails", own := verdict_for(record.components, record.imports)):
+    if record.verdict not in ("fails", own := verdict_for(record.components, record.imports, record.not_built)):
         raise ValueError(f"verdict is {record.verdict!r}, and what the record holds comes to {own!r}")
     paths = [("image.file", record.image.file)] if record.image else []
     hashes = [("dockerfile_sha256", record.dockerfile_sha256)]

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from cleanroom.arch_table import read_table
 from cleanroom.console import human_bytes, human_seconds, without_control
-from cleanroom.evidence import AT_RUN_TIME, BY_PTX, IN_PART, NOT, RUNS, ComponentEvidence, Evidence, Finding
+from cleanroom.evidence import AI_CORE, AT_RUN_TIME, BY_PTX, IN_PART, NOT, RUNS, ComponentEvidence, Evidence, Finding
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
 from cleanroom.jit import JitResult
@@ -94,8 +94,10 @@ class Row:
 
     @property
     def stubs(self) -> int | None:
-        """Kernels that only stop, over all libraries and architectures. None where nothing was read."""
-        return None if self.evidence is None else sum(len(n) for each in self.evidence.libraries for n in each.stubs.values())
+        """Kernels that only stop, over all libraries. None where nothing was read, or AI Core code does not tell."""
+        if self.evidence is None or AI_CORE in self.evidence.found:
+            return None
+        return sum(len(n) for each in self.evidence.libraries for n in each.stubs.values())
 
 
 @dataclass(frozen=True)
@@ -204,12 +206,19 @@ class Report:
         return [result for result in results if result.component == component]
 
     @property
+    def vendor(self) -> str:
+        """Whose hardware it is for, by what was asked of its components."""
+        asked = [architecture for row in self.rows for architecture in row.result.architectures_asked]
+        return "ascend" if any(architecture.startswith("dav-") for architecture in asked) else "nvidia"
+
+    @property
     def lists(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """What is told as sentences, by title."""
         record = self.record
         return (
             ("Deviations from what is documented", record.deviations),
             ("Changes to upstream sources", tuple(f"{c.title}: {change}" for c in record.components for change in c.changes)),
+            *((("Not built", tuple(f"{n.part}: {n.reason}" for n in record.not_built)),) if record.not_built else ()),
             ("Missing modules", tuple(f"{m.module}, wanted by {m.component}: {m.reason}" for m in record.missing_modules)),
             ("Not verified", self.not_verified),
         )
@@ -437,6 +446,8 @@ def _reservations(record: Record, verification: Verification | None, other: str)
         yield f"The status of this target is {record.target.status}, not supported: nobody promises that what was built here works."
     if other:
         yield f"The verification at hand is of another build and was left out: {other}."
+    if record.not_built:
+        yield f"What was built is a part of the engine, without {', '.join(n.part for n in record.not_built)}."
     if verification is None:
         return
     if left := _left_out(record, verification):

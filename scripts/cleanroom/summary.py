@@ -55,6 +55,7 @@ def render(record: Record, out: Path, surveys: Sequence[Survey]) -> Iterator[Ren
     yield Text()
     yield _table(record)
     yield from _list("Deviations from what is documented", record.deviations)
+    yield from _list("Not built", tuple(f"{n.part}: {n.reason}" for n in record.not_built))
     missing = tuple(f"{m.module}, wanted by {m.component}: {m.reason}" for m in record.missing_modules)
     yield from _list("Not part of the image", missing)
     unknown = tuple(f"{p.name} {p.documented}: {p.environment}" for p in record.prerequisites if p.verdict == "not verified")

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,13 +30,13 @@ from cleanroom.errors import CannotBuildHere, IntegrityError, UnknownName
 from cleanroom.files import write_atomically
 from cleanroom.lock import Lock
 from cleanroom.project import Project
-from cleanroom.record import EngineUsed, LockInfo
+from cleanroom.record import EngineUsed, LockInfo, check_utc
 from cleanroom.resources import cores_here, memory_here, needs_of, plan
 from cleanroom.store import Store
-from cleanroom.strict_json import dump_document
+from cleanroom.strict_json import dump_document, parse_document, read_document
 from cleanroom.target import MACHINES, Target
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "tiers.json"
 
 Outcome = Literal["passed", "partly", "failed", "not run"]
@@ -101,16 +102,24 @@ class Tier:
 
 @dataclass(frozen=True)
 class Tiers:
-    """All tiers of a target. `ran_on` is the target whose containers were used; never a verdict of the target."""
+    """All tiers of a target, `started` in UTC. `ran_on` is the target whose containers were used; never a verdict of the target."""
 
     tool_version: str
     target: str
     lock: LockInfo
     ran_on: str
     engine: EngineUsed
+    started: str
     tiers: tuple[Tier, ...]
     not_reached: tuple[str, ...] = NOT_REACHED
     schema: int = SCHEMA
+
+
+def read_tiers(path: Path) -> Tiers:
+    """Read strictly. Raises RecordError if the file is missing, damaged, or of another schema."""
+    again = f"nox -s tiers-{path.parent.name}"
+    text = read_document(path, "run of tiers", again)
+    return parse_document(Tiers, text, name=path.name, schema=SCHEMA, again=again, check=lambda t: check_utc(t.started))
 
 
 def labels() -> tuple[str, ...]:
@@ -145,6 +154,7 @@ def run(
     """
     if unknown := set(only) - {d.name for d in DEFINITIONS}:
         raise UnknownName(f"There is no tier {min(unknown)!r}.", means="Tiers are " + ", ".join(d.name for d in DEFINITIONS) + ".")
+    started = datetime.now(UTC)
     here = stand_in(envs, target, machine)
     lock, lock_here = (envs.lock_of(project.root, each.name, each.bases[0]) for each in (target, here))
     out = project.out_dir / target.name
@@ -168,6 +178,7 @@ def run(
         lock=LockInfo(lock.name, lock.content, lock.inputs),
         ran_on=here.name,
         engine=engine_used(info),
+        started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         tiers=tiers,
     )
     write_atomically(out / FILE, dump_document(result).encode())

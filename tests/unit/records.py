@@ -87,6 +87,7 @@ def record(**changes: object) -> Record:
         ),
         deviations=("Python: documented ==3.12.* (DeepInfer README), here 3.13.5",),
         missing_modules=(Missing("deepinfer", "deep_select", "DeepSelect is in no source archive"),),
+        not_built=(),
         not_verified=NOT_VERIFIED,
     )
     return replace(whole, **changes)  # type: ignore[arg-type]

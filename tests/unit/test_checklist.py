@@ -6,19 +6,27 @@ import io
 import os
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 import verifications
 from standings import built, failing, locked, project_at, read_binaries, verified
 
+from cleanroom import matrix
 from cleanroom.checklist import SHOWN, Answer, Question, answers_of, checklist, read_questions, refuse_unknown_tests, run
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, UnknownName
 from cleanroom.evidence import write_evidence
+from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import read_gpu_checks
+from cleanroom.lock import lock_path, read_lock
 from cleanroom.matrix import standing
+from cleanroom.products import read_products
 from cleanroom.project import REPOSITORY, Project
+from cleanroom.record import EngineUsed, LockInfo
+from cleanroom.strict_json import dump_document
+from cleanroom.tiers import DEFINITIONS, FILE, Outcome, Tier, Tiers
 
 ENVS = REPOSITORY / "envs"
 GOLDEN = Path(__file__).parent / "data" / "checklist"
@@ -32,6 +40,25 @@ def envs() -> Envs:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return project_at(tmp_path)
+
+
+def tiers_of_evidence(project: Project, *outcomes: str) -> None:
+    """What `tiers` writes for ascend950, with these outcomes in the order of the tiers."""
+    lock = lock_path(project.root, "ascend950-debian13")
+    lock.symlink_to(REPOSITORY / "lockfiles" / lock.name)
+    target = project.envs_dir / "targets" / "ascend950.yaml"
+    target.symlink_to(REPOSITORY / "envs" / "targets" / target.name)
+    ran = zip(DEFINITIONS, outcomes, strict=True)
+    made = Tiers(
+        tool_version="0.1.0",
+        target="ascend950",
+        lock=LockInfo(lock.stem, read_lock(lock).content, ""),
+        ran_on="ascend950_x86",
+        engine=EngineUsed("embedded", "26.1.5", "", ""),
+        started="2026-11-30T17:30:00Z",
+        tiers=tuple(Tier(d.name, d.shows, d.shows_not, cast("Outcome", o), "linux/amd64", 1.0) for d, o in ran),
+    )
+    write_atomically(project.out_dir / "ascend950" / FILE, dump_document(made).encode())
 
 
 def answers(project: Project, envs: Envs, target: str) -> dict[str, Answer]:
@@ -152,3 +179,44 @@ def test_what_compiles_on_first_use_is_answered_by_what_was_tried(project: Proje
     write_evidence(project.out_dir / made.target.name / "evidence.json", verifications.evidence())
     answer = answers(project, envs, "sm100")["what deepep compiles on first use compiles"]
     assert (answer.state, answer.evidence) == ("no", "1 of 2 kernels; out/sm100/evidence.json")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "state"),
+    [
+        (["passed"] * 5, "yes"),
+        (["passed", "passed", "not run", "passed", "passed"], "open"),
+        (["passed", "passed", "partly", "not run", "passed"], "no"),
+    ],
+)
+def test_what_was_tried_without_cann_is_told_and_is_no_build(project: Project, envs: Envs, outcomes: list[str], state: str) -> None:
+    tiers_of_evidence(project, *outcomes)
+    found = answers(project, envs, "ascend950")
+    tried = found["what can be tried without CANN works"]
+    assert tried.state == state
+    assert f"extension {outcomes[2]}" in tried.evidence
+    assert "none of them is a build" in tried.evidence
+    assert found["every component compiles in a clean container without a network"].state == "open"
+
+
+def test_without_tiers_the_checklist_says_how_to_run_them(project: Project, envs: Envs) -> None:
+    assert answers(project, envs, "ascend950")["what can be tried without CANN works"].evidence == "nox -s tiers-ascend950"
+    assert "what can be tried without CANN works" not in answers(project, envs, "sm100")
+
+
+def test_one_card_is_told_of_tiers_and_of_what_no_build_of_its_target_holds(project: Project) -> None:
+    tiers_of_evidence(project, *["passed"] * 5)
+    envs = load_envs(project.envs_dir)
+    products = read_products(project.envs_dir, envs)
+    said = matrix.answer(products.find("Ascend 950"), products, matrix.standings_of(project, envs), envs)
+    assert said["can a clean machine reproduce it"] == "never run"
+    assert said["tiers of evidence"].startswith(
+        "inputs passed, stages passed, extension passed, lowering passed, host code passed ("
+    )
+    assert said["not built"].startswith("DeepGEMM for Ascend (no pinned source")
+    assert said["next"] == "docs/ascend.md says what a build needs"
+
+
+def test_the_checklist_of_an_npu_names_no_test_that_needs_cuda(project: Project, envs: Envs) -> None:
+    commands = answers(project, envs, "ascend950")["flashmla passes its own tests"].commands
+    assert commands == ("python tests/test-sparse-prefill.py", "python tests/test-sparse-decode.py")

@@ -99,6 +99,8 @@ expected:
 accepts:
   - {component: kernels, kind: stub kernels, reason: known upstream}
   - {component: image, kind: missing module, reason: not public}
+not_built:
+  - {part: DeepSelect, reason: no pinned source}
 overrides:
   - {requirement: torch==2.13.0, instead_of: torch==2.13.0+cu132, reason: not there, source: README}
 prerequisites:

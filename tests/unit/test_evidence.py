@@ -40,6 +40,13 @@ def built(folder: Path, files: Mapping[str, bytes], *, name: str = "flashmla", c
     return folder
 
 
+def built_for_npu(folder: Path, files: Mapping[str, bytes], *calls: str) -> Path:
+    """What a build for Ascend leaves: its wheel, and a log with the calls of bisheng, which no launcher writes down."""
+    lines = [f"[{n}/{len(calls)}] bisheng -c -O2 --npu-arch={arch} -o k{n}.o k{n}.asc" for n, arch in enumerate(calls, 1)]
+    (built(folder, files) / "flashmla" / "build.log").write_text("\n".join(lines))
+    return folder
+
+
 def evidence_of(envs: Envs, folder: Path, *asked: str, name: str = "flashmla") -> Evidence:
     return gather({name: asked}, folder, envs.components, envs.table)
 
@@ -257,3 +264,56 @@ def test_a_severity_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 )
 def test_kernels_are_named_as_in_the_source(mangled: str, expected: str) -> None:
     assert readable(mangled) == expected
+
+
+NPU = {"flash_mla/npu.so": binary("npu.so")}
+
+
+def test_code_for_an_npu_is_found_and_the_compilers_calls_say_for_which(envs: Envs, tmp_path: Path) -> None:
+    evidence = evidence_of(envs, built_for_npu(tmp_path, NPU, "dav-3510", "dav-3510"), "dav-3510")
+    (component,) = evidence.components
+    assert (component.asked, component.compiled, component.found) == (("dav-3510",), ("dav-3510",), ("AI Core",))
+    assert component.runs_on == {"dav-3510": "runs"}
+    assert [library.kernels for library in component.libraries] == [2]
+    assert told(evidence) == ["NPU architecture by the log"]
+    assert "every call of its compiler named dav-3510" in message(evidence, "NPU architecture by the log")
+
+
+@pytest.mark.parametrize(
+    ("calls", "severity", "text"),
+    [
+        (["dav-2201"], "fails", "asked for dav-3510, and the compiler was called for dav-2201"),
+        (["dav-3510", "dav-2201"], "fails", "the compiler was called for dav-2201, dav-3510"),
+        ([], "degrades", "neither the AI Core code nor the log"),
+    ],
+)
+def test_code_for_an_npu_that_was_compiled_for_another_or_nobody_knows_for_which_is_told(
+    envs: Envs, tmp_path: Path, calls: list[str], severity: str, text: str
+) -> None:
+    (finding,) = evidence_of(envs, built_for_npu(tmp_path, NPU, *calls), "dav-3510").findings
+    assert finding.severity == severity
+    assert text in finding.message
+
+
+def test_a_wheel_for_an_npu_without_code_for_it_fails(envs: Envs, tmp_path: Path) -> None:
+    evidence = evidence_of(envs, built_for_npu(tmp_path, {"a.so": binary("needy.so")}, "dav-3510"), "dav-3510")
+    assert message(evidence, "missing architecture") == "asked for dav-3510, and there is no device code in the wheel at all"
+    assert evidence.components[0].runs_on == {"dav-3510": "no device code"}
+
+
+def test_cuda_code_in_a_wheel_for_an_npu_does_not_count(envs: Envs, tmp_path: Path) -> None:
+    evidence = evidence_of(envs, built_for_npu(tmp_path, {"a.so": binary("linked.so")}, "dav-3510"), "dav-3510")
+    assert "asked for AI Core, but the library holds sm_100a" in message(evidence, "missing architecture")
+    assert evidence.components[0].runs_on == {"dav-3510": "does not run"}
+
+
+def test_kernels_that_an_npu_compiles_at_run_time_are_told_so(envs: Envs, tmp_path: Path) -> None:
+    evidence = evidence_of(envs, built(tmp_path, {"a.py": b""}, name="tilekernels"), "dav-3510", name="tilekernels")
+    assert evidence.components[0].runs_on == {"dav-3510": "compiled at run time"}
+    assert evidence.findings == ()
+
+
+def test_any_wheel_tells_its_code_for_an_npu_and_no_card_runs_it(envs: Envs, tmp_path: Path) -> None:
+    found = of_wheel(wheel(tmp_path, NPU), envs.table)
+    assert found.found == ("AI Core",)
+    assert set(found.runs_on.values()) == {"does not run"}

@@ -44,7 +44,7 @@ def test_libraries_of_the_system_the_driver_and_other_wheels_are_no_finding(tmp_
 def test_a_library_of_another_release_that_nothing_brings_is_named(tmp_path: Path, rules: Rules) -> None:
     place = replace(PLACE, libraries=frozenset({"libnvrtc.so.13", "liboffers.so"}))
     (message,) = told(examined(tmp_path, {"a.so": binary("needy.so")}, rules, place), "missing library")
-    assert message == "a.so needs libnvrtc.so.12, which is in no wheel, no system package and no driver"
+    assert message == "a.so needs libnvrtc.so.12, which is in no wheel, no system package, no toolkit and no driver"
 
 
 def test_a_library_of_a_package_that_the_image_lacks_names_the_package(tmp_path: Path, rules: Rules) -> None:
@@ -207,13 +207,30 @@ def test_a_library_with_device_code_is_read_like_any_other(tmp_path: Path, rules
     assert told(examined(tmp_path, {"a.so": library(cubin)}, rules), "machine type") == []
 
 
+def test_code_for_an_npu_is_no_library_of_another_machine(tmp_path: Path, rules: Rules) -> None:
+    assert examined(tmp_path, {"a.so": binary("npu.so"), "kernel.o": binary("aicore.o")}, rules) == ()
+
+
+def test_what_the_toolkit_brings_is_looked_for_in_the_image_and_not_in_wheels(tmp_path: Path, rules: Rules) -> None:
+    place = replace(PLACE, libraries=frozenset({"liboffers.so"}))
+    ours = binary("needy.so").replace(b"libnvrtc.so.12", b"libascendcl.so").replace(b"cuInit", b"aclGet")
+    assert told(examined(tmp_path, {"a.so": ours}, rules, place), "missing library") == []
+    offers = wheel(tmp_path / "offers", {"liboffers.so": binary("liboffers.so")})
+    assert unresolved({"things": wheel(tmp_path, {"a.so": ours})}, [offers], rules) == ()
+
+
+def test_libraries_of_cann_for_linking_are_stubs(rules: Rules) -> None:
+    assert rules.is_stub("opt/cann/aarch64-linux/devlib/libascend_hal.so")
+    assert not rules.is_stub("opt/cann/aarch64-linux/lib64/libascendcl.so")
+
+
 def test_every_mistake_in_the_rules_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "libraries.yaml").write_text(
-        "system: {libc.so.6: 6}\ndriver:\n  - {names: [], symbols: '(', by: x}\noptional: []\nmachines: {}\nversions: {\"2.17\": {GLIBC: new}}\n"
+        "system: {libc.so.6: 6}\ndriver:\n  - {names: [], symbols: '(', by: x}\ntoolkit: []\noptional: []\nstub_folders: [stubs]\nmachines: {}\ndevice_machines: [EM_CUDA]\nversions: {\"2.17\": {GLIBC: new}}\n"
     )
     with pytest.raises(EnvsError) as raised:
         read_rules(tmp_path)
-    assert all(text in raised.value.what for text in ("libraries.yaml:1", "libraries.yaml:3", "libraries.yaml:6", "4 mistakes"))
+    assert all(text in raised.value.what for text in ("libraries.yaml:1", "libraries.yaml:3", "libraries.yaml:9", "4 mistakes"))
     with pytest.raises(EnvsError, match="cannot be read"):
         read_rules(tmp_path / "nowhere")
 

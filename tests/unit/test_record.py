@@ -19,12 +19,14 @@ from cleanroom.failures import Failure
 from cleanroom.prerequisites import Assessment
 from cleanroom.record import Import, Record, dump_record, parse_record, read_record, verdict_for, write_record
 from cleanroom.resources import Resources
+from cleanroom.target import NotBuilt
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "record.md"
 TYPES = (
     Failure,
     Assessment,
     Resources,
+    NotBuilt,
     *(t for t in vars(module).values() if isinstance(t, type) and t.__module__ == module.__name__),
 )
 
@@ -86,9 +88,9 @@ def test_an_edited_record_is_refused_with_the_field(change: Callable[[dict[str, 
         parse_record(edited(change))
 
 
-@pytest.mark.parametrize("schema", [2, 0, None, "1", True, 1.5])
+@pytest.mark.parametrize("schema", [1, 3, 0, None, "1", True, 1.5])
 def test_another_schema_is_refused_before_anything_else(schema: object) -> None:
-    with pytest.raises(RecordError, match="this version of Cleanroom reads 1"):
+    with pytest.raises(RecordError, match="this version of Cleanroom reads 2"):
         parse_record(json.dumps({"schema": schema}))
 
 
@@ -156,6 +158,9 @@ def test_verdicts_follow_from_what_happened() -> None:
     assert verdict_for([built, left, failed]) == "fails"
     assert verdict_for([built], [broken]) == "fails"
     assert verdict_for([]) == "incomplete"
+    lacking = [NotBuilt("DeepSelect", "no pinned source")]
+    assert verdict_for([built, reused], not_built=lacking) == "incomplete"
+    assert verdict_for([built, failed], not_built=lacking) == "fails"
 
 
 def test_components_are_found_by_name() -> None:

@@ -16,12 +16,13 @@ from records import component, failed_record, not_attempted, record
 from verifications import differing, evidence, stubbed, verification
 
 from cleanroom.errors import EnvsError
-from cleanroom.evidence import Evidence, Finding
+from cleanroom.evidence import ComponentEvidence, Evidence, Finding, LibraryEvidence
 from cleanroom.failures import Failure
 from cleanroom.gpu_checks import FILE, read_gpu_checks
 from cleanroom.project import REPOSITORY
-from cleanroom.record import Import, Record
+from cleanroom.record import Import, Missing, Record, TargetInfo
 from cleanroom.report import REPORT_TEMPLATES, SHOWN_PLACES, report_html, report_markdown, report_of, write_report
+from cleanroom.target import NotBuilt
 from cleanroom.verification import LEVELS, Variation, Verification
 from cleanroom.verification_view import SAYS
 
@@ -30,6 +31,27 @@ GOLDEN = Path(__file__).parent / "data" / "reports"
 Case = tuple[Record, Verification | None, Evidence | None]
 experimental = record(target=replace(record().target, name="sm120", status="experimental"))
 broken = record(verdict="fails", imports=(Import("deepep", "deep_ep", ok=False, error="ImportError: libnccl.so.2: not found"),))
+FOR_NPU = {
+    "flashmla": ("1.0.0", ("dav-3510",)),
+    "tilekernels": ("2.1.0", ("dav-3510",)),
+    "deepinfer": ("0.1.0", ()),
+}
+npu = record(
+    target=TargetInfo("ascend950", "Ascend 950 (950PR, 950DT) with CANN 9.2", "supported", "linux/arm64"),
+    components=tuple(component(n, version, architectures_asked=asked) for n, (version, asked) in FOR_NPU.items()),
+    imports=(Import("flashmla", "flash_mla", ok=True, error=""),),
+    missing_modules=(Missing("deepinfer", "deep_gemm", "DeepGEMM for Ascend is not built"),),
+    not_built=(NotBuilt("DeepGEMM for Ascend", "no pinned source"), NotBuilt("DeepSelect", "no pinned source")),
+    verdict="incomplete",
+)
+aicore = LibraryEvidence("flash_mla/npu.cpython-313-aarch64-linux-gnu.so", ("AI Core",), (), 12, {})
+npu_evidence = Evidence(
+    components=(
+        ComponentEvidence("flashmla", ("dav-3510",), ("dav-3510",), ("AI Core",), (aicore,), {"dav-3510": "runs"}),
+        ComponentEvidence("tilekernels", ("dav-3510",), (), (), (), {"dav-3510": "compiled at run time"}),
+    ),
+    findings=(Finding("flashmla", "NPU architecture by the log", "note", "every call of its compiler named dav-3510"),),
+)
 CASES: dict[str, Case] = {
     "unverified": (record(), None, None),
     "identical": (record(), verification(), evidence()),
@@ -38,6 +60,7 @@ CASES: dict[str, Case] = {
     "fails": (failed_record(), None, None),
     "does-not-import": (broken, None, None),
     "experimental": (experimental, None, evidence(findings=())),
+    "npu": (npu, None, npu_evidence),
 }
 FORMS = {"html": report_html, "md": report_markdown}
 
@@ -334,3 +357,17 @@ def test_checks_that_are_not_there_are_an_error_not_an_empty_list(tmp_path: Path
 def test_how_a_build_compares_with_what_is_published_stands_beside_the_verdict(form: str) -> None:
     page = FORMS[form](record(), None, None, "Matches what is published in this repository.")
     assert page.index("Matches what is published") < page.index("strongest first")
+
+
+def test_parts_of_the_engine_that_are_not_built_are_told_beside_the_verdict_whatever_was_built_twice() -> None:
+    made = replace(npu, components=record().components, verdict="incomplete")
+    report = report_of(made, verification(), evidence(findings=()))
+    assert report.level == "incomplete"
+    assert any("without DeepGEMM for Ascend, DeepSelect." in line for line in report.reservations)
+
+
+def test_a_report_for_an_npu_names_no_test_that_needs_cuda() -> None:
+    text = report_markdown(npu, None, npu_evidence)
+    assert "tests/test-sparse-prefill.py" in text
+    assert "test_fmha_sm100" not in text
+    assert "| NPU architecture |" in text
