@@ -151,6 +151,18 @@ def test_the_tier_without_cann_has_nothing_of_cann_on_a_path(rendered: Rendered)
     assert tier["resume_key"] != whole["resume_key"]
 
 
+def test_a_part_that_somebody_has_the_source_of_becomes_a_component_as_documented(envs_copy: Path) -> None:
+    document = (REPOSITORY / "docs" / "ascend.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    (envs_copy / "components" / "deepselect.yaml").write_text(example)
+    path = envs_copy / "targets" / "ascend950.yaml"
+    lines = [line for line in path.read_text().splitlines() if "module: deep_select" not in line and "part: DeepSelect" not in line]
+    path.write_text("\n".join(lines).replace("  tilekernels: {}", "  tilekernels: {}\n  deepselect: {}"))
+    target = load_envs(envs_copy).target("ascend950")
+    assert [s.component for s in target.components] == ["flashmla", "tilekernels", "deepselect", "deepinfer"]
+    assert [part.part for part in target.not_built] == ["DeepGEMM for Ascend", "DeepEP for Ascend"]
+
+
 # --- tiers
 
 
