@@ -48,8 +48,9 @@ from cleanroom.failures import Failure, classify
 from cleanroom.files import sha256_of, write_atomically
 from cleanroom.gpu_checks import read_gpu_checks
 from cleanroom.hygiene import read_rules
-from cleanroom.jit import probes, read_report
+from cleanroom.jit import JitReport, probes, read_report
 from cleanroom.lock import Lock
+from cleanroom.npu_kernels import read_npu_kernels
 from cleanroom.prerequisites import assess, deviations
 from cleanroom.project import Project
 from cleanroom.record import (
@@ -123,7 +124,7 @@ class Job:
     @property
     def probed_with(self) -> tuple[str, ...]:
         """The components that must be there before kernels compiled at run time can be tried; none where there are none."""
-        return rendering.probed_with(self.envs, self.target)
+        return rendering.tried_with(self.envs, self.target)
 
     def surveyed(self, component: str) -> bool:
         """Whether there is a stage that tries every unit of a component that does not build."""
@@ -222,7 +223,7 @@ def build_on(
         made = work.run(select(job, options), outcomes, options)
     console.info("Examining what was built")
     wheels = {o.name: job.out / "components" / o.name / o.result["wheel"] for o in outcomes.values() if o.result}
-    jit = read_report(job.out / "jit", job.envs.jit, job.target) if made.jit else None
+    jit = run_time_kernels(job) if made.jit else None
     surveys = tuple(read_survey(job.survey_of(name), name) for name in made.surveyed)
     image = job.out / made.image.file if made.image else None
     evidence = examine(job.envs, job.target, job.base, job.lock, job.out, wheels, store, image=image, jit=jit, surveys=surveys)
@@ -230,6 +231,14 @@ def build_on(
     record = to_record(job, engine.info, resources, outcomes, evidence, made.image, made.probe, started, time.monotonic() - clock)
     write_record(job.out / "record.json", record)
     return record
+
+
+def run_time_kernels(job: Job) -> JitReport:
+    """What became of the kernels that are compiled at run time, judged. Raises RecordError for what cannot be read."""
+    folder = job.out / "jit"
+    if npu_arch := job.target.toolkit.npu_arch:
+        return read_npu_kernels(folder, npu_arch, job.envs.components.values())
+    return read_report(folder, job.envs.jit, job.target)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ STAGES: Mapping[ToolkitKind, Stages] = {
     "cann-installers": Stages(
         layers=("environment.j2", "cann.j2"),  # CANN comes late: all before it can be built without it
         below={"environment": "system", "toolkit": "environment", "builds": "toolkit"},
-        beside=("tiers.j2",),
+        beside=("npu_kernels.j2", "tiers.j2"),
         path="",
         inputs="installers of CANN",
         kind="(licensed; an operator brings them)",
@@ -165,6 +165,12 @@ def probed_with(envs: Envs, target: Target) -> tuple[str, ...]:
     """The components that kernels compiled at run time are compiled with: all of the image, else those they belong to."""
     used = dict.fromkeys(probe.component for probe in jit.probes(envs.jit, target))
     return tuple(s.component for s in target.components) if used and image_expected(target) else tuple(used)
+
+
+def tried_with(envs: Envs, target: Target) -> tuple[str, ...]:
+    """As probed_with, for every vendor: kernels for an NPU are tried in the image."""
+    beside = "npu_kernels.j2" in STAGES[target.toolkit.kind].beside
+    return tuple(s.component for s in target.components) if beside else probed_with(envs, target)
 
 
 def torch_list(archs: Sequence[Arch]) -> str:

@@ -1,7 +1,8 @@
-"""Lower kernels of TileKernels and DeepInfer to AscendC source with TileLang: what its compiler does before bisheng.
+"""Lower kernels of TileKernels and DeepInfer to AscendC source with TileLang, and compile them where CANN is installed.
 
-The kernels are upstream's own, unpacked from the locked archives. Arguments are those of a small, plausible call; the number
-of cores is a launch parameter that a device would be asked for. Nothing is compiled for a device here.
+The kernels are upstream's own: unpacked from the locked archives, or as installed in the image. Arguments are those of a small,
+plausible call; the number of cores is a launch parameter that a device would be asked for. Compiling is what TileLang does at
+run time, with its own flags, and needs no device.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import tarfile
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,18 +83,22 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sources", type=Path, required=True, help="the folder of locked source archives")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--sources", type=Path, help="the folder of locked source archives, of which kernels are only lowered")
+    what.add_argument("--compile", action="store_true", help="take what is installed, and compile it too")
     parser.add_argument("--npu-arch", required=True)
     parser.add_argument("--into", type=Path, required=True)
     options = parser.parse_args()
     options.into.mkdir(parents=True, exist_ok=True)
     os.environ |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "ASCEND_NPU_ARCH": options.npu_arch, "DEEPINFER_ACCELERATOR": "ascend"}
     DEVICE_FILE.touch()
-    sys.path[:0] = [str(unpack(options.sources, prefix)) for prefix in ("tile_kernels-", "deepinfer-")]
-    results = list(lower_all(options.npu_arch, options.into))
+    if options.sources:
+        sys.path[:0] = [str(unpack(options.sources, prefix)) for prefix in ("tile_kernels-", "deepinfer-")]
+    results = list(lower_all(options.npu_arch, options.into, compiles=options.compile))
     (options.into / "lowering.json").write_text(json.dumps({"npu_arch": options.npu_arch, "kernels": results}, indent=2) + "\n")
     failed = [r["kernel"] for r in results if r["error"]]
-    print(f"{len(results) - len(failed)} of {len(results)} kernels lowered to AscendC for {options.npu_arch}")
+    done = "compiled" if options.compile else "lowered"
+    print(f"{len(results) - len(failed)} of {len(results)} kernels {done} for {options.npu_arch}")
     return 0
 
 
@@ -105,25 +111,43 @@ def unpack(sources: Path, prefix: str) -> Path:
     return top
 
 
-def lower_all(npu_arch: str, into: Path) -> Iterator[dict[str, Any]]:
+def lower_all(npu_arch: str, into: Path, *, compiles: bool) -> Iterator[dict[str, Any]]:
     vars(importlib.import_module("tile_kernels.config"))["_num_sms"] = CORES  # a device would be asked, and there is none
     for module, function, arguments in KERNELS:
-        result: dict[str, Any] = {"kernel": f"{module}.{function}", "arguments": arguments, "file": "", "sha256": "", "lines": 0}
+        began = time.monotonic()
+        result: dict[str, Any] = {"kernel": f"{module}.{function}", "arguments": json.dumps(arguments), "stage": "lower"}
+        result |= {"file": "", "sha256": "", "lines": 0, "binary": "", "error": ""}
         try:
-            text = lower(module, function, arguments, npu_arch)
+            text, *how = lower(module, function, arguments, npu_arch)
+            (into / f"{function}.asc").write_text(text)
+            result |= {"file": f"{function}.asc", "sha256": sha256(text.encode()), "lines": len(text.splitlines())}
+            if compiles:
+                result["stage"] = "compile"
+                binary = bytes(importlib.import_module("tilelang.ascend.backend").tilelang_callback_ascend_compile(text, *how))
+                (into / f"{function}.aibin").write_bytes(binary)
+                result |= {"binary": f"{function}.aibin", "sha256": sha256(binary)}
         except Exception as error:  # noqa: BLE001 - whatever one kernel raises is its result
             traceback.print_exc()
-            yield {**result, "error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-            continue
-        name = f"{function}.asc"
-        (into / name).write_text(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        print(f"{module}.{function}: {len(text.splitlines())} lines")
-        yield {**result, "file": name, "sha256": digest, "lines": len(text.splitlines()), "error": ""}
+            result["error"] = first_error(f"{type(error).__name__}: {error}")
+        print(f"{module}.{function}: {result['error'] or 'done'}")
+        yield {**result, "seconds": round(time.monotonic() - began, 1)}
 
 
-def lower(module: str, function: str, arguments: dict[str, Any], npu_arch: str) -> str:
-    """The AscendC source of one kernel. Raises whatever TileLang raises, and ValueError for text without a kernel."""
+def first_error(text: str) -> str:
+    """The line that says what is wrong: the compiler's first error, else the first line."""
+    lines = text.splitlines()
+    return next((line for line in lines if "error:" in line), lines[0]).strip()[:300]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def lower(module: str, function: str, arguments: dict[str, Any], npu_arch: str) -> tuple[str, Any, Any]:
+    """The AscendC source of one kernel, with the target and the options that its compiler gets.
+
+    Raises what TileLang raises, and ValueError for text without a kernel.
+    """
     tilelang, torch = importlib.import_module("tilelang"), importlib.import_module("torch")
     language = importlib.import_module("tilelang.ascend.language")
     kernel = getattr(importlib.import_module(module), function)
@@ -137,7 +161,7 @@ def lower(module: str, function: str, arguments: dict[str, Any], npu_arch: str) 
     text = str(artifact.kernel_source)
     if "__global__" not in text and "__aicore__" not in text:
         raise ValueError("TileLang gave no AscendC kernel")
-    return text
+    return text, target, kernel.pass_configs
 
 
 def is_dtype(value: object) -> bool:
