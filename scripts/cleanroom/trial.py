@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -231,25 +232,35 @@ def substitution(text: str, components: Sequence[str]) -> tuple[str, Substitutio
 
 
 def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs: Envs) -> JitReport | None:
-    """What answers within minutes first: host code, then kernels compiled at run time, then every translation unit."""
+    """Translation units beside the host code that run-time kernels need, so that the first refusal is told within minutes."""
     job = work.job
     surveyed = [name for name in outcomes if job.surveyed(name)]
     hosts = [name for name in outcomes if name not in surveyed]
     report = None
     with work.console.steps(f"Trying {job.target.architecture_names[0]}", 2 + len(outcomes)) as view:
         work.must(view, "environment", "build-environment", None)
-        if hosts:
-            work.components(view, hosts, outcomes, keep_going=True)
+
+        def survey(name: str) -> None:
+            work.must(view, f"survey of {name}", f"survey-{name}", LocalOutput(job.survey_of(name)))
+            told(name, None)
+
+        def told(name: str, report: JitReport | None) -> None:
+            part = part_of(name, job, envs, options, outcomes[name], report)
+            work.console.info(f"{name}: {part.verdict}, {part.counts} ({options.start}: {part.reference})")
+
+        with ThreadPoolExecutor(max(len(surveyed), 1)) as pool:
+            surveys = [pool.submit(survey, name) for name in surveyed]
+            if hosts:
+                work.components(view, hosts, outcomes, keep_going=True)
+            for each in surveys:
+                each.result()
         there = {name for name in hosts if outcomes[name].status in ("built", "reused")}
         needed = job.probed_with
         if needed and there.issuperset(needed):
             work.must(view, "jit", "jit", LocalOutput(job.out / "jit"))
             report = read_report(job.out / "jit", job.envs.jit, job.target)
             for name in needed:
-                part = part_of(name, job, envs, options, outcomes[name], report)
-                work.console.info(f"{name}: {part.verdict}, {part.counts} ({options.start}: {part.reference})")
-        for name in surveyed:
-            work.must(view, f"survey of {name}", f"survey-{name}", LocalOutput(job.survey_of(name)))
+                told(name, report)
     return report
 
 
