@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +37,10 @@ Severity = Literal["fails", "degrades", "note"]
 
 RUNS, IN_PART, BY_PTX, NOT = "runs", "runs in part", "runs by PTX", "does not run"
 AT_RUN_TIME, HOST_ONLY = "compiled at run time", "no device code"
-"""Values of `runs_on`. In part: the code loads, but some of its kernels are stubs there."""
+BY_LOG, NOT_TOLD = "compiled for it, by the log", "not known"
+"""Values of `runs_on`. In part: the code loads, but some of its kernels are stubs there. Of code for an NPU nobody here can
+tell that it runs: the log says for which it was compiled, or nothing does.
+"""
 
 AI_CORE = "AI Core"
 """What device code for Ascend counts as found for: such a file does not name its NPU architecture, the compiler's call does."""
@@ -100,7 +104,7 @@ class Evidence:
 
 
 def gather(asked: Mapping[str, tuple[str, ...]], folder: Path, components: Mapping[str, Component], table: Table) -> Evidence:
-    """Read what was built and reconcile it. `asked`: architectures by component, as parse_arch reads them.
+    """Read what was built and reconcile it. `asked`: architectures by component, as the vendor writes them.
 
     `folder` holds one folder for each component with its wheel and, from the build, units.jsonl and its log. A wheel that
     is missing or cannot be read is a finding, so that it hides nothing about the others. Raises RecordError for a damaged
@@ -109,7 +113,8 @@ def gather(asked: Mapping[str, tuple[str, ...]], folder: Path, components: Mappi
     evidence, findings = [], []
     for name, architectures in asked.items():
         component = components[name]
-        compiled = _ordered((*_compiled(folder / name / "units.jsonl"), *_compiled_for_npu(folder / name / BUILD_LOG)))
+        calls = _npu_calls(folder / name / BUILD_LOG)
+        compiled = _ordered((*_compiled(folder / name / "units.jsonl"), *filter(None, calls)))
         libraries: list[_Library] = []
         try:
             libraries = list(_libraries(_only_wheel(folder / name)))
@@ -117,8 +122,11 @@ def gather(asked: Mapping[str, tuple[str, ...]], folder: Path, components: Mappi
             findings.append(Finding(name, "unreadable", "fails", error.what))
         else:
             findings += _reconcile(component, architectures, compiled, libraries, table)
+            findings += _reconcile_npu(name, set(filter(is_npu, architectures)), calls, libraries)
         at_run_time = component.architecture.decided == "run-time"
-        evidence.append(_component(name, architectures, compiled, libraries, table, at_run_time=at_run_time))
+        made = _component(name, architectures, compiled, libraries, table, at_run_time=at_run_time)
+        runs_on = {npu: _npu_outcome(libraries, npu, calls, at_run_time=at_run_time) for npu in filter(is_npu, architectures)}
+        evidence.append(replace(made, runs_on=runs_on) if runs_on else made)
     return Evidence(tuple(evidence), tuple(findings))
 
 
@@ -182,7 +190,8 @@ class _Library:
         return LibraryEvidence(self.file, self.found, self.ptx, len(names), stubs)
 
 
-def _is_npu(architecture: str) -> bool:
+def is_npu(architecture: str) -> bool:
+    """Whether an architecture is one of Ascend's."""
     return architecture.startswith("dav-")
 
 
@@ -241,12 +250,16 @@ def _component(
         compiled=compiled,
         found=_ordered(a for library in libraries for a in library.found),
         libraries=tuple(library.evidence for library in libraries),
-        runs_on={c: _outcome(libraries, c, table, at_run_time=at_run_time) for c in _of_interest(asked, table)},
+        runs_on={c: _outcome(libraries, c, table, at_run_time=at_run_time) for c in capabilities_of_interest(table)},
     )
 
 
-def _of_interest(asked: Iterable[str], table: Table) -> tuple[str, ...]:
-    return tuple(filter(_is_npu, asked)) or capabilities_of_interest(table)
+def _npu_outcome(libraries: list[_Library], npu: str, calls: Collection[str], *, at_run_time: bool) -> str:
+    if not libraries:
+        return AT_RUN_TIME if at_run_time else HOST_ONLY
+    if not any(AI_CORE in library.working for library in libraries):
+        return NOT
+    return BY_LOG if set(calls) == {npu} else NOT_TOLD
 
 
 def capabilities_of_interest(table: Table) -> tuple[str, ...]:
@@ -270,8 +283,6 @@ def _library_outcome(library: _Library, capability: str, table: Table) -> str:
 
 
 def _support(architectures: Iterable[str], capability: str, table: Table) -> str:
-    if _is_npu(capability):
-        return RUNS if AI_CORE in architectures else NOT
     return table.support([parse_arch(a, where="device code") for a in architectures if a != AI_CORE], capability)
 
 
@@ -310,15 +321,20 @@ def _compiled(log: Path) -> tuple[str, ...]:
     return _ordered(found)
 
 
-_NPU_ARCH = re.compile(r"--npu-arch=(dav-[0-9]+)")
+_ASC_CALL = re.compile(r"(?:^|[\s/])bisheng\s(?=.*\s-c\s)(?=.*\.asc(?:\s|$)).*$", re.MULTILINE)
+_NPU_ARCH = re.compile(r"--npu-arch[= ](\S+)")
 
 
-def _compiled_for_npu(log: Path) -> tuple[str, ...]:
-    """What bisheng was asked for, as the calls in the log of the build say; it is not called through the launcher."""
+def _npu_calls(log: Path) -> Counter[str]:
+    """How many calls of bisheng for AscendC source the log of a build shows, by the architecture that they name, "" for none.
+
+    It is not called through the launcher, and host code that it compiles too names no architecture.
+    """
     try:
-        return tuple(set(_NPU_ARCH.findall(log.read_text(encoding="utf-8", errors="replace"))))
+        calls = _ASC_CALL.findall(log.read_text(encoding="utf-8", errors="replace"))
     except OSError:
-        return ()
+        return Counter()
+    return Counter(named[1] if (named := _NPU_ARCH.search(call)) else "" for call in calls)
 
 
 def _ordered(architectures: Iterable[str]) -> tuple[str, ...]:
@@ -333,7 +349,7 @@ def _reconcile(
     component: Component, asked: tuple[str, ...], compiled: tuple[str, ...], libraries: list[_Library], table: Table
 ) -> list[Finding]:
     name = component.name
-    npus = set(filter(_is_npu, asked))
+    npus = set(filter(is_npu, asked))
     parsed = [parse_arch(a, where=name) for a in asked if a not in npus]
     wanted = {a.sm for a in parsed if a.cubin} | {a.compute for a in parsed if a.ptx} | ({AI_CORE} if npus else set())
     findings = [f for library in libraries for f in _findings_of(name, library, wanted, table)]
@@ -354,24 +370,23 @@ def _reconcile(
             message = f"{library.file} holds {architecture}, which was not asked for"
             findings.append(Finding(name, "surplus architecture", "note", message))
         findings += _missing_kernels(name, library, wanted & set(library.working))
-    if npus:
-        findings += _reconcile_npu(name, npus, set(filter(_is_npu, compiled)))
     return findings
 
 
-def _reconcile_npu(name: str, asked: set[str], compiled: set[str]) -> Iterator[Finding]:
+def _reconcile_npu(name: str, asked: set[str], calls: Counter[str], libraries: Iterable[_Library]) -> Iterator[Finding]:
     """AI Core code does not say which architecture it is for, so the compiler's calls have to."""
-    if not compiled:
-        text = (
-            f"asked for {_listed(sorted(asked))}; neither the AI Core code nor the log of the build says what it was compiled for"
-        )
-        yield Finding(name, "NPU architecture not told", "degrades", text)
-    elif compiled == asked:
-        text = f"AI Core code does not name its architecture; every call of its compiler named {_listed(sorted(compiled))}"
+    if not asked or not any(AI_CORE in library.working for library in libraries):
+        return
+    wanted, named = _listed(sorted(asked)), set(calls) - {""}
+    if named - asked:
+        text = f"asked for {wanted}, and bisheng was called for {_listed(sorted(named))}"
+        yield Finding(name, "missing architecture", "fails", text)
+    elif named == asked and not calls[""]:
+        text = f"AI Core code does not name its architecture; all {calls.total()} calls of bisheng for AscendC source name {wanted}"
         yield Finding(name, "NPU architecture by the log", "note", text)
     else:
-        text = f"asked for {_listed(sorted(asked))}, and the compiler was called for {_listed(sorted(compiled))}"
-        yield Finding(name, "missing architecture", "fails", text)
+        text = f"asked for {wanted}; {calls['']} of {calls.total()} calls of bisheng for AscendC source name no architecture"
+        yield Finding(name, "NPU architecture not told", "degrades", text)
 
 
 def _findings_of(name: str, library: _Library, wanted: Collection[str], table: Table) -> Iterator[Finding]:

@@ -36,3 +36,9 @@ def test_a_section_for_it_that_holds_something_else_is_an_error() -> None:
     other = binary("npu.so").replace((0x1029).to_bytes(2, "little"), (0x103E).to_bytes(2, "little"))
     with pytest.raises(IntegrityError, match="holds no AI Core code"):
         list(images(other))
+
+
+def test_kernels_of_a_linked_and_stripped_file_are_told_by_what_it_exports() -> None:
+    linked = bytearray(binary("needy.so"))
+    linked[18:20] = (0x1029).to_bytes(2, "little")
+    assert list(images(bytes(linked))) == [("needy",)]

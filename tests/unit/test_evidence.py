@@ -42,7 +42,8 @@ def built(folder: Path, files: Mapping[str, bytes], *, name: str = "flashmla", c
 
 def built_for_npu(folder: Path, files: Mapping[str, bytes], *calls: str) -> Path:
     """What a build for Ascend leaves: its wheel, and a log with the calls of bisheng, which no launcher writes down."""
-    lines = [f"[{n}/{len(calls)}] bisheng -c -O2 --npu-arch={arch} -o k{n}.o k{n}.asc" for n, arch in enumerate(calls, 1)]
+    host = "[0/9] bisheng -MMD -c /build/csrc/api.cpp -o api.o -std=c++20"
+    lines = [host, *(f"[{n}/9] /opt/cann/bin/bisheng -O2 {arch} -c /build/k{n}.asc -o k{n}.o" for n, arch in enumerate(calls, 1))]
     (built(folder, files) / "flashmla" / "build.log").write_text("\n".join(lines))
     return folder
 
@@ -267,42 +268,47 @@ def test_kernels_are_named_as_in_the_source(mangled: str, expected: str) -> None
 
 
 NPU = {"flash_mla/npu.so": binary("npu.so")}
+FOR_3510 = "--npu-arch=dav-3510"
 
 
 def test_code_for_an_npu_is_found_and_the_compilers_calls_say_for_which(envs: Envs, tmp_path: Path) -> None:
-    evidence = evidence_of(envs, built_for_npu(tmp_path, NPU, "dav-3510", "dav-3510"), "dav-3510")
+    evidence = evidence_of(envs, built_for_npu(tmp_path, NPU, FOR_3510, FOR_3510), "dav-3510")
     (component,) = evidence.components
     assert (component.asked, component.compiled, component.found) == (("dav-3510",), ("dav-3510",), ("AI Core",))
-    assert component.runs_on == {"dav-3510": "runs"}
+    assert component.runs_on == {"dav-3510": "compiled for it, by the log"}
     assert [library.kernels for library in component.libraries] == [2]
     assert told(evidence) == ["NPU architecture by the log"]
-    assert "every call of its compiler named dav-3510" in message(evidence, "NPU architecture by the log")
+    assert "all 2 calls of bisheng for AscendC source name dav-3510" in message(evidence, "NPU architecture by the log")
 
 
 @pytest.mark.parametrize(
     ("calls", "severity", "text"),
     [
-        (["dav-2201"], "fails", "asked for dav-3510, and the compiler was called for dav-2201"),
-        (["dav-3510", "dav-2201"], "fails", "the compiler was called for dav-2201, dav-3510"),
-        ([], "degrades", "neither the AI Core code nor the log"),
+        (["--npu-arch=dav-2201"], "fails", "asked for dav-3510, and bisheng was called for dav-2201"),
+        ([FOR_3510, "--npu-arch dav-2201"], "fails", "bisheng was called for dav-2201, dav-3510"),
+        ([FOR_3510, "--npu-arch=Ascend910B"], "fails", "bisheng was called for Ascend910B, dav-3510"),
+        ([FOR_3510, ""], "degrades", "1 of 2 calls of bisheng for AscendC source name no architecture"),
+        ([], "degrades", "0 of 0 calls of bisheng"),
     ],
 )
 def test_code_for_an_npu_that_was_compiled_for_another_or_nobody_knows_for_which_is_told(
     envs: Envs, tmp_path: Path, calls: list[str], severity: str, text: str
 ) -> None:
-    (finding,) = evidence_of(envs, built_for_npu(tmp_path, NPU, *calls), "dav-3510").findings
+    evidence = evidence_of(envs, built_for_npu(tmp_path, NPU, *calls), "dav-3510")
+    (finding,) = evidence.findings
     assert finding.severity == severity
     assert text in finding.message
+    assert evidence.components[0].runs_on == {"dav-3510": "not known"}
 
 
 def test_a_wheel_for_an_npu_without_code_for_it_fails(envs: Envs, tmp_path: Path) -> None:
-    evidence = evidence_of(envs, built_for_npu(tmp_path, {"a.so": binary("needy.so")}, "dav-3510"), "dav-3510")
+    evidence = evidence_of(envs, built_for_npu(tmp_path, {"a.so": binary("needy.so")}, FOR_3510), "dav-3510")
     assert message(evidence, "missing architecture") == "asked for dav-3510, and there is no device code in the wheel at all"
     assert evidence.components[0].runs_on == {"dav-3510": "no device code"}
 
 
 def test_cuda_code_in_a_wheel_for_an_npu_does_not_count(envs: Envs, tmp_path: Path) -> None:
-    evidence = evidence_of(envs, built_for_npu(tmp_path, {"a.so": binary("linked.so")}, "dav-3510"), "dav-3510")
+    evidence = evidence_of(envs, built_for_npu(tmp_path, {"a.so": binary("linked.so")}, FOR_3510), "dav-3510")
     assert "asked for AI Core, but the library holds sm_100a" in message(evidence, "missing architecture")
     assert evidence.components[0].runs_on == {"dav-3510": "does not run"}
 

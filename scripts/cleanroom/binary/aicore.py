@@ -7,6 +7,7 @@ checked on ELF files that carry these names. Such a file names its kernels, and 
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 
@@ -34,17 +35,28 @@ def images(elf: bytes) -> Iterator[tuple[str, ...]]:
         if file["e_machine"] == MACHINE:
             yield _kernels(elf)
             return
-        held = [(s.name, s.data()) for s in file.iter_sections() if s.name == _LINKED or s.name.startswith(_PACKED)]
+        held = [(s.name, s.data()) for s in file.iter_sections() if is_section(s.name)]
     for name, data in held:
-        starts = list(_starts(data))
-        if not starts and data:
+        files = list(files_in(data))
+        if not files and data:
             raise IntegrityError(
                 f"The section {name} holds no AI Core code.",
                 means=f"{len(data)} bytes are there, and no ELF file with machine {MACHINE:#x} is among them.",
                 next_step="look at it with the vendor's msobjdump --dump-elf",
             )
-        for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
-            yield _kernels(data[start:end])
+        yield from files
+
+
+def is_section(name: str) -> bool:
+    """Whether a section of a host binary is one that holds AI Core code."""
+    return name == _LINKED or name.startswith(_PACKED)
+
+
+def files_in(section: bytes) -> Iterator[tuple[str, ...]]:
+    """As images, of the bytes of such a section, or of device code itself."""
+    starts = list(_starts(section))
+    for start, end in itertools.pairwise([*starts, len(section)]):
+        yield _kernels(section[start:end])
 
 
 def _starts(data: bytes) -> Iterator[int]:
@@ -62,9 +74,10 @@ def _kernels(device: bytes) -> tuple[str, ...]:
         named = [s.name.removeprefix(_META) for s in file.iter_sections() if s.name.startswith(_META)]
         if named:
             return tuple(sorted(named))
-        table = file.get_section_by_name(".symtab")
-        strings = file.get_section_by_name(".strtab")
-        exported = [
-            s.name for s in symbols(table, strings) if (s.kind, s.binding) == (_FUNCTION, _GLOBAL) and s.section != UNDEFINED
-        ]
+        exported = {
+            symbol.name
+            for table, strings in ((".symtab", ".strtab"), (".dynsym", ".dynstr"))
+            for symbol in symbols(file.get_section_by_name(table), file.get_section_by_name(strings))
+            if (symbol.kind, symbol.binding) == (_FUNCTION, _GLOBAL) and symbol.section != UNDEFINED
+        }
         return tuple(sorted(exported))

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from cleanroom.binary import aicore
 from cleanroom.binary.fatbin import device_code
 from cleanroom.differ.causes import (
     BYTECODE,
@@ -39,7 +40,7 @@ from cleanroom.differ.elf import compare_elf
 from cleanroom.errors import IntegrityError
 from cleanroom.record import Level
 
-_DEVICE_SOURCES = (".cu", ".cuh", ".ptx", ".cubin", ".fatbin", ".h", ".hpp", ".hh", ".inl")
+_DEVICE_SOURCES = (".asc", ".cu", ".cuh", ".ptx", ".cubin", ".fatbin", ".h", ".hpp", ".hh", ".inl")
 _KERNEL_LANGUAGES = re.compile(rb"^\s*(?:import|from)\s+(?:tilelang|triton|cutlass|tvm)\b", re.MULTILINE)
 _DIFFOSCOPE_SECONDS = 120
 
@@ -89,7 +90,7 @@ def only_in_one(path: str, data: bytes, where: str) -> Found:
 def _has_device_code(path: str, data: bytes) -> bool:
     if data[:4] == b"\x7fELF":
         try:
-            return bool(device_code(data))
+            return bool(device_code(data)) or any(True for _ in aicore.images(data))
         except IntegrityError:
             return True  # nobody can say that it has none
     return _is_device_source(path, data)
@@ -101,7 +102,7 @@ def _is_device_source(path: str, data: bytes) -> bool:
 
 
 def _level_of_unknown(path: str, first: bytes, second: bytes) -> Level:
-    return DEVICE_DIFFERS if _is_device_source(path, first) or _is_device_source(path, second) else HOST_DIFFERS
+    return DEVICE_DIFFERS if _has_device_code(path, first) or _has_device_code(path, second) else HOST_DIFFERS
 
 
 def _is_text(data: bytes) -> bool:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cleanroom.differ import device
+from cleanroom.binary import aicore
+from cleanroom.differ import device, npu
 from cleanroom.differ.addresses import first_unmoved, same_place
 from cleanroom.differ.causes import (
     ADDRESSES,
@@ -44,6 +45,8 @@ def compare_elf(first: bytes, second: bytes) -> list[Found] | None:
         return None
     if ours.machine == theirs.machine == EM_CUDA:
         return device.compare_cubin_files(first, second)
+    if aicore.MACHINE in (ours.machine, theirs.machine):
+        return [npu.compare_aicore("", first, second)]
     return _Comparison(ours, theirs).run()
 
 
@@ -135,6 +138,9 @@ class _Comparison:
     def _only_in_one(self, name: str) -> None:
         if name in FAT_SECTIONS:
             return  # told by the comparison of device code
+        if aicore.is_section(name):
+            self.found.append(npu.compare_aicore(name, *self._data(name)))
+            return
         where = "first" if name in self.first.sections else "second"
         cause = BUILD_ID if name == ".note.gnu.build-id" else UNKNOWN
         level = NORMALISED if cause.harmless else HOST_DIFFERS
@@ -152,7 +158,9 @@ class _Comparison:
         kind = self.first.sections[name].type
         if name in FAT_SECTIONS or name in self.first_symbols:
             return
-        if handler is not None:
+        if aicore.is_section(name):
+            self.found.append(npu.compare_aicore(name, a, b))
+        elif handler is not None:
             handler(name)
         elif kind in ("SHT_RELA", "SHT_REL"):
             self._relocations(name)
