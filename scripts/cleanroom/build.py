@@ -124,7 +124,7 @@ class Job:
     @property
     def probed_with(self) -> tuple[str, ...]:
         """The components that must be there before kernels compiled at run time can be tried; none where there are none."""
-        return rendering.tried_with(self.envs, self.target)
+        return rendering.probed_with(self.envs, self.target)
 
     def surveyed(self, component: str) -> bool:
         """Whether there is a stage that tries every unit of a component that does not build."""
@@ -291,6 +291,8 @@ def up_to_date(job: Job, options: Options, selected: Sequence[str]) -> Record | 
     except RecordError:
         return None
     if f"sha256:{record.dockerfile_sha256}" != job.rendered.digest or record.lock.content != job.lock.content:
+        return None
+    if record.not_built != job.target.not_built:
         return None
     whole = is_whole(job, options)
     if whole and (record.verdict == "fails" or not record.complete or record.image is None):

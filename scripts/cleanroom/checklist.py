@@ -15,12 +15,13 @@ from typing import Literal, get_args
 from cleanroom.console import Console, without_control
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, LockError
+from cleanroom.evidence import BY_LOG, is_npu
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
 from cleanroom.matrix import Standing, standing
 from cleanroom.prerequisites import OUTSIDE
 from cleanroom.project import Project
-from cleanroom.report import ON_FIRST_USE
+from cleanroom.report import ON_FIRST_USE, Row
 from cleanroom.strict_yaml import Item, read_file
 from cleanroom.verification import reaches
 
@@ -201,9 +202,9 @@ def _built(stands: Standing) -> Iterator[Answer]:
     if report is None or report.level == "incomplete":
         left_out = [r.result.name for r in report.rows if r.result.status == "not attempted"] if report else []
         rest = f" (not attempted: {', '.join(left_out)})" if left_out else ""
-        not_built = stands.target.not_built
-        if not_built and report and not left_out:
-            yield Answer(what, "no", f"not built: {'; '.join(f'{n.part} ({n.reason})' for n in not_built)}")
+        if report and report.record.complete:
+            not_built = "; ".join(f"{n.part} ({n.reason})" for n in report.record.not_built)
+            yield Answer(what, "no", f"not built: {not_built}")
         else:
             yield Answer(what, "open", f"{_needs_build(stands)}{rest}")
         return
@@ -223,8 +224,8 @@ def _reproduced(stands: Standing) -> Iterator[Answer]:
     if report is None or report.verification is None:
         yield Answer(what, "open", f"nox -s verify-{stands.target.name}")
     else:
-        same = reaches(report.level, "identical artifacts")
-        proof = f"{report.level}, {report.verification.started[:10]}, out/{stands.folder}/verify/verification.json"
+        same = reaches(report.built_level, "identical artifacts")
+        proof = f"{report.built_level}, {report.verification.started[:10]}, out/{stands.folder}/verify/verification.json"
         yield Answer(what, "yes" if same else "no", proof)
 
 
@@ -264,15 +265,19 @@ def _architectures(stands: Standing) -> Iterator[Answer]:
         elif row.evidence is None:
             yield Answer(what, "open", "its binaries were not read")
         elif row.found != ON_FIRST_USE or not stands.run_time_counts(selection.component)[1]:
-            yield _held(what, row.result.architectures_asked, row.found, row.stubs or 0)
+            yield _held(what, row)
         yield from _at_run_time(selection.component, stands)
 
 
-def _held(what: str, asked: Sequence[str], found: str, stubs: int) -> Answer:
+def _held(what: str, row: Row) -> Answer:
     """Stubs and kernels that are only compiled on first use are no code for an architecture."""
+    asked, found, stubs = row.result.architectures_asked, row.found, row.stubs or 0
     said = f"asked {', '.join(asked)}; found {found}" + (f"; {stubs} kernels are stubs that only trap" if stubs else "")
     if found == ON_FIRST_USE:
         return Answer(what, "open", f"asked {', '.join(asked)}; its kernels are compiled on first use")
+    if row.evidence and any(map(is_npu, asked)):
+        told = ", ".join(dict.fromkeys(row.evidence.runs_on.values()))
+        return Answer(what, "yes" if told == BY_LOG else "no", f"{said}; {told}")
     return Answer(what, "yes" if not stubs and set(asked) <= set(found.split(", ")) else "no", said)
 
 
@@ -346,7 +351,8 @@ def _tiers(stands: Standing) -> Iterator[Answer]:
         yield Answer(what, "open", f"nox -s tiers-{stands.target.name}")
         return
     outcomes = {tier.outcome for tier in stands.tiers.tiers}
-    state: State = "no" if outcomes & {"failed", "partly"} else "yes" if outcomes == {"passed"} else "open"
+    whole = outcomes == {"passed"} and stands.tiers.lock.content == stands.lock_now
+    state: State = "no" if outcomes & {"failed", "partly"} else "yes" if whole else "open"
     yield Answer(what, state, stands.tried)
 
 

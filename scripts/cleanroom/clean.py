@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
+import stat
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from cleanroom.console import Console, human_bytes
@@ -34,5 +35,10 @@ KEPT = ("objects", "incoming", "locks")
 
 
 def disk_use(folder: Path) -> int:
-    """Bytes of all regular files under `folder`."""
-    return sum(p.stat(follow_symlinks=False).st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    """Bytes of all regular files under `folder`, as far as they stay while it looks."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total

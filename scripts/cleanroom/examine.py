@@ -61,12 +61,13 @@ def examine(
         packages=frozenset(e.name for e in lock.group("base")),
         libraries=hygiene.libraries_in(others.values()),
         traces=hygiene.machine_traces(),
+        toolkit=target.toolkit.kind,
     )
     problems = inventory(envs, target, lock, store).problems
     found = (
         *gathered.findings,
         *hygiene.examine(wheels, others, place, rules),
-        *hygiene.unresolved(wheels, others.values(), rules),
+        *hygiene.unresolved(wheels, others.values(), rules, target.toolkit.kind),
         *(examine_image(image, place, rules) if image else ()),
         *noted(folder, wheels),
         *warned(folder, wheels),

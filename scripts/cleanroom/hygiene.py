@@ -28,11 +28,15 @@ from cleanroom.strict_yaml import Fields, Item, read_file
 
 @dataclass(frozen=True)
 class Supplier:
-    """Libraries that no wheel brings: file names with wildcards, how their functions begin (a pattern), and who brings them."""
+    """Libraries that no wheel brings: file names with wildcards, how their functions begin (a pattern), and who brings them.
+
+    `toolkit`: the kind of toolkit that they are part of, empty for a driver's.
+    """
 
     names: tuple[str, ...]
     symbols: str
     by: str
+    toolkit: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,10 @@ class Rules:
         """The driver that brings a library, None if none does."""
         return next((driver for driver in self.drivers if _is_one_of(library, driver.names)), None)
 
-    def toolkit_of(self, library: str) -> Supplier | None:
-        """The toolkit that brings a library, None if none does."""
-        return next((toolkit for toolkit in self.toolkits if _is_one_of(library, toolkit.names)), None)
+    def supplier_of(self, library: str, toolkit: str) -> Supplier | None:
+        """The driver, or the toolkit of this kind, that brings a library, None if neither does."""
+        mine = (*self.drivers, *(each for each in self.toolkits if each.toolkit == toolkit))
+        return next((each for each in mine if _is_one_of(library, each.names)), None)
 
     def is_stub(self, file: str) -> bool:
         """Whether a file, or a folder that is searched, is among stubs."""
@@ -96,7 +101,7 @@ def _rules(item: Item) -> Rules:
     return Rules(
         system={library: package.text() for library, package in top.entries("system")},
         drivers=tuple(_supplier(entry.fields(["names", "symbols", "by"])) for entry in top.items("driver")),
-        toolkits=tuple(_supplier(entry.fields(["names", "symbols", "by"])) for entry in top.items("toolkit")),
+        toolkits=tuple(_supplier(entry.fields(["names", "symbols", "by", "toolkit"])) for entry in top.items("toolkit")),
         stub_folders=top.texts("stub_folders", least=1),
         device_machines=top.texts("device_machines", least=1),
         optional=tuple(_optional(entry.fields(["names", "by", "without"])) for entry in top.items("optional")),
@@ -106,7 +111,8 @@ def _rules(item: Item) -> Rules:
 
 
 def _supplier(fields: Fields) -> Supplier:
-    return Supplier(fields.texts("names", least=1), fields.text("symbols", "a regular expression", _is_pattern), fields.text("by"))
+    symbols = fields.text("symbols", "a regular expression", _is_pattern)
+    return Supplier(fields.texts("names", least=1), symbols, fields.text("by"), fields.text("toolkit"))
 
 
 def _optional(fields: Fields) -> Optional:
@@ -130,7 +136,7 @@ class Place:
     """Where the wheels are to run: an image, and what is in it besides them.
 
     `packages`: Debian packages; `libraries`: file names of libraries that other wheels bring; `folders`: where an
-    absolute search path may point; `traces`: text that must not be in any file, with what it is.
+    absolute search path may point; `traces`: text that must not be in any file, with what it is; `toolkit`: its kind.
     """
 
     platform: str
@@ -140,6 +146,7 @@ class Place:
     folders: tuple[str, ...] = ("/opt/venv", "/usr/local/cuda", "/opt/cann")
     build_folder: str = "/build/"
     traces: Mapping[str, str] = field(default_factory=dict)
+    toolkit: str = ""
 
 
 def examine(wheels: Mapping[str, Path], others: Mapping[str, Path], place: Place, rules: Rules) -> tuple[Finding, ...]:
@@ -186,7 +193,7 @@ def _installed_as(path: str) -> str:
     return path[found.end() :] if found[1] in ("purelib", "platlib") else f"<{found[1]}>/{path[found.end() :]}"
 
 
-def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rules) -> tuple[Finding, ...]:
+def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rules, toolkit: str) -> tuple[Finding, ...]:
     """Functions that a library of ours calls and that no library it needs has: it was compiled against another release,
     or linked against a stub that the linker then dropped. Python resolves all of them at import.
 
@@ -200,7 +207,7 @@ def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rul
         for file, data in members(wheel)
         if is_elf(data)
     }
-    missing = {s for sought, library in ours.values() for s in sought if not _is_supplied(s, [library], rules)}
+    missing = {s for sought, library in ours.values() for s in sought if not _is_supplied(s, [library], rules, toolkit)}
     known = {name: wheel for wheel in [*wheels.values(), *providers] for name in libraries_in([wheel])}
     read: dict[str, Library] = {}
     wanted = {name for _, library in ours.values() for name in library.needed}
@@ -213,20 +220,15 @@ def unresolved(wheels: Mapping[str, Path], providers: Iterable[Path], rules: Rul
     findings = []
     for (component, file), (sought, library) in ours.items():
         tree = _with_dependencies(library, read)
-        if lacking := {s for s in sought & missing if not _is_supplied(s, tree, rules)}:
+        if lacking := {s for s in sought & missing if not _is_supplied(s, tree, rules, toolkit)}:
             message = f"{file} needs {some(sorted(lacking), NAMED, ' symbols')}, which none of the libraries that it names has"
             findings.append(Finding(component, "unresolved symbols", "fails", message))
     return tuple(findings)
 
 
-def _is_supplied(symbol: str, libraries: Iterable[Library], rules: Rules) -> bool:
+def _is_supplied(symbol: str, libraries: Iterable[Library], rules: Rules, toolkit: str) -> bool:
     """Whether a driver or toolkit that one of the libraries needs has a function of this name."""
-    suppliers = [
-        supplier
-        for library in libraries
-        for name in library.needed
-        if (supplier := rules.driver_of(name) or rules.toolkit_of(name))
-    ]
+    suppliers = [s for library in libraries for name in library.needed if (s := rules.supplier_of(name, toolkit))]
     return any(re.match(supplier.symbols, symbol) for supplier in suppliers)
 
 
@@ -317,7 +319,7 @@ def _objections(
             yield "packaged driver library", "fails", f"is {name}, which the {driver.by} brings: a copy or stub hides it"
     for name in library.needed:
         package = rules.system.get(name)
-        if name in brought or rules.driver_of(name) or rules.toolkit_of(name) or package in place.packages:
+        if name in brought or rules.supplier_of(name, place.toolkit) or package in place.packages:
             continue
         if package:
             yield "missing library", "fails", f"needs {name}, and the image lacks the package {package}"

@@ -7,6 +7,7 @@ instruction means. Counts are counts of text: code that a preprocessor condition
 from __future__ import annotations
 
 import re
+import signal
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -219,12 +220,14 @@ def _read_all(components: Iterable[Component], facts: Sensitivity, lock: Lock, s
         reading: Future[Texts] | None = None
         if largest.size >= LARGE:
             # It takes longer than all the others together: another process reads it meanwhile.
-            other_process = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+            # Ctrl-C is told here, once: the other process ignores it.
+            pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+            other_process = stack.enter_context(pool)
             reading = other_process.submit(read_texts, store.path_of(largest.sha256), wanted[by_size[-1]])
         for name in by_size:
             entry = entries[name]
             try:
-                read = _result(reading) if reading and entry is largest else None
+                read = _result(reading) if reading and name == by_size[-1] else None
                 read = read or read_texts(store.path_of(entry.sha256), wanted[name])
             except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
                 raise IntegrityError(

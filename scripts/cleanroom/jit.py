@@ -120,7 +120,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class JitResult:
-    """What came of one probe. `seconds` is wall time beside others, `size` and `sha256` the cubin's, "" where there is none."""
+    """What came of one probe. `seconds` is wall time beside others, `size` and `sha256` the code's, "" where there is none."""
 
     component: str
     family: str

@@ -189,10 +189,10 @@ def standing(project: Project, target: Target, base: str) -> Standing:
     folder = target.name if base == target.bases[0] else f"{target.name}-{base}"
     out, lock_now = project.out_dir / folder, locked_now(project, target, base)
     published = published_now(project, target, base) == lock_now != ""
+    tiers = tiers_of(out)
+    if not (out / "record.json").exists():
+        return Standing(target, base, folder, None, "", lock_now, published, tiers)
     try:
-        tiers = read_tiers(out / TIERS_FILE) if (out / TIERS_FILE).exists() else None
-        if not (out / "record.json").exists():
-            return Standing(target, base, folder, None, "", lock_now, published, tiers)
         report = known(out)
     except RecordError as error:
         return Standing(target, base, folder, None, error.what, lock_now)
@@ -200,6 +200,14 @@ def standing(project: Project, target: Target, base: str) -> Standing:
     if made_of != (target.name, base):
         return Standing(target, base, folder, None, f"the record in out/{folder} is of {' on '.join(made_of)}.", lock_now)
     return Standing(target, base, folder, report, "", lock_now, published, tiers)
+
+
+def tiers_of(out: Path) -> Tiers | None:
+    """What the tiers of evidence came to; None where there is nothing that can be read: they are quick to run again."""
+    try:
+        return read_tiers(out / TIERS_FILE)
+    except RecordError:
+        return None
 
 
 def known(out: Path) -> Report:

@@ -17,7 +17,7 @@ from cleanroom.errors import IntegrityError, RecordError
 from cleanroom.jit import JitReport, JitResult, Result
 from cleanroom.strict_json import from_json
 
-FILE = "lowering.json"
+FILE = "npu_kernels.json"
 REASON = "upstream has it for this architecture"
 
 

@@ -107,7 +107,7 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
     specifications = [specification(s.of(envs.component(s.component)), target, lock) for s in target.components]
     stages = STAGES[target.toolkit.kind]
     tiers = [for_sdk(s, lock) for s in specifications if stages.beside and s["name"] in SDK_IS_ENOUGH]
-    tag, probed = build_tag(target), probed_with(envs, target)
+    tag, probed = build_tag(target), _with_probes(envs, target)
     components = [for_template(s, surveyed=surveyed(envs.component(s["name"]), target), build_tag=tag) for s in specifications]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -163,14 +163,14 @@ def image_expected(target: Target) -> bool:
 
 def probed_with(envs: Envs, target: Target) -> tuple[str, ...]:
     """The components that kernels compiled at run time are compiled with: all of the image, else those they belong to."""
+    in_image = "npu_kernels.j2" in STAGES[target.toolkit.kind].beside
+    return tuple(s.component for s in target.components) if in_image else _with_probes(envs, target)
+
+
+def _with_probes(envs: Envs, target: Target) -> tuple[str, ...]:
+    """The same where envs/jit/ says which kernels."""
     used = dict.fromkeys(probe.component for probe in jit.probes(envs.jit, target))
     return tuple(s.component for s in target.components) if used and image_expected(target) else tuple(used)
-
-
-def tried_with(envs: Envs, target: Target) -> tuple[str, ...]:
-    """As probed_with, for every vendor: kernels for an NPU are tried in the image."""
-    beside = "npu_kernels.j2" in STAGES[target.toolkit.kind].beside
-    return tuple(s.component for s in target.components) if beside else probed_with(envs, target)
 
 
 def torch_list(archs: Sequence[Arch]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +20,12 @@ from markupsafe import Markup
 
 from cleanroom.arch_table import read_table
 from cleanroom.console import human_bytes, human_seconds, without_control
-from cleanroom.evidence import AI_CORE, AT_RUN_TIME, BY_PTX, IN_PART, NOT, RUNS, ComponentEvidence, Evidence, Finding
+from cleanroom.evidence import AI_CORE, AT_RUN_TIME, BY_PTX, IN_PART, NOT, RUNS, ComponentEvidence, Evidence, Finding, is_npu
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import GpuCheck, read_gpu_checks
 from cleanroom.jit import JitResult
 from cleanroom.project import Project
-from cleanroom.record import ComponentResult, Level, Record
+from cleanroom.record import ComponentResult, Level, Record, verdict_for
 from cleanroom.strict_yaml import Mistakes
 from cleanroom.survey import Survey
 from cleanroom.survey_view import headline
@@ -46,12 +46,16 @@ ANSWER_TONES: Mapping[str, Tone] = {RUNS: "good", IN_PART: "partial", BY_PTX: "p
 """For `runs_on` of the evidence; what is not here says nothing about a card."""
 
 
+State = Literal["verdict", "included", "of what was built", "not reached", "not verified"]
+"""Of a level. `of what was built`: reached by all that was built, where a part of the engine is no component of the target."""
+
+
 @dataclass(frozen=True)
 class Rung:
     """One level of the ladder: what it says, what was found about it, and the file that holds the proof."""
 
     level: Level
-    state: Literal["verdict", "included", "not reached", "not verified"]
+    state: State
     found: str
     proof: str
 
@@ -209,7 +213,12 @@ class Report:
     def vendor(self) -> str:
         """Whose hardware it is for, by what was asked of its components."""
         asked = [architecture for row in self.rows for architecture in row.result.architectures_asked]
-        return "ascend" if any(architecture.startswith("dav-") for architecture in asked) else "nvidia"
+        return "ascend" if any(map(is_npu, asked)) else "nvidia"
+
+    @property
+    def built_level(self) -> Level:
+        """The level of what was built."""
+        return built_level(self.record, self.verification, self.evidence)
 
     @property
     def lists(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -358,6 +367,11 @@ def level_of(record: Record, verification: Verification | None, evidence: Eviden
     return record.verdict
 
 
+def built_level(record: Record, verification: Verification | None, evidence: Evidence | None) -> Level:
+    """As level_of, of what was built, whatever of the engine is no component of the target."""
+    return level_of(replace(record, verdict=verdict_for(record.components, record.imports)), verification, evidence)
+
+
 def tone_of(level: Level) -> Tone:
     """How good a level is, for its colour; the words always stand beside it."""
     if reaches(level, "identical artifacts"):
@@ -378,9 +392,11 @@ def ladder(record: Record, verification: Verification | None, evidence: Evidence
 
 def _rung(rung: Level, record: Record, verification: Verification | None, evidence: Evidence | None, level: Level) -> Rung:
     if rung == level:
-        state: Literal["verdict", "included", "not reached", "not verified"] = "verdict"
+        state: State = "verdict"
     elif reaches(level, rung):
         state = "included"
+    elif record.not_built and reaches(built_level(record, verification, evidence), rung):
+        state = "of what was built"
     else:
         state = "not reached" if reaches("builds", rung) or _covers(verification, record) else "not verified"
     if rung == "fails":

@@ -13,7 +13,9 @@ from cleanroom.store import Store
 UNPACKED_BESIDE = 8
 """A first build holds inputs, what they unpack to, layers and the image: this many times the size of the inputs (measured)."""
 UNPACKED_ALREADY = 2
-"""What a build adds where an earlier one has unpacked the inputs already, in the same measure."""
+"""What a build adds where an engine's state holds the layers of earlier ones, in the same measure; of most it holds some."""
+UNPACKED_AGAIN = 5
+"""What it adds where these layers were removed: base, toolkit and environment once more."""
 
 
 def make_room(lock: Lock, factor: int, store: Store, project: Project, console: Console) -> None:
@@ -21,13 +23,15 @@ def make_room(lock: Lock, factor: int, store: Store, project: Project, console: 
 
     Compiled objects, from which a build resumes, stay. Raises DiskFull if that is not enough, EngineError.
     """
-    need = sum(entry.size for entry in lock.entries) * factor
+    inputs = sum(entry.size for entry in lock.entries)
+    need = inputs * factor
     short = store.free_bytes()
     if short < need and (store.root / "engine").is_dir():
         with open_engine(store, project, console) as engine:
             if engine.info.kind == "embedded":
                 console.info(f"{human_bytes(short)} are free and {human_bytes(need)} are needed: removing layers of earlier builds")
                 engine.drop_layers()
+                need = max(need, inputs * UNPACKED_AGAIN)
                 console.info(f"{human_bytes(max(store.free_bytes() - short, 0))} freed; compiled objects were kept")
     if (free := store.free_bytes()) < need:
         engine_state = disk_use(store.root / "engine")
@@ -35,6 +39,6 @@ def make_room(lock: Lock, factor: int, store: Store, project: Project, console: 
             f"{human_bytes(free)} are free for {store.root}, this build needs about {human_bytes(need)}.",
             means="Nothing was started.",
             next_step="free space"
-            + (f", with nox -s clean ({human_bytes(engine_state)} of compiled objects)" if engine_state else "")
+            + (f", with nox -s clean ({human_bytes(engine_state)} of engine state)" if engine_state else "")
             + ", or set CLEANROOM_STORE to a folder on a larger disk",
         )

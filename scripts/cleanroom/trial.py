@@ -232,7 +232,10 @@ def substitution(text: str, components: Sequence[str]) -> tuple[str, Substitutio
 
 
 def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs: Envs) -> JitReport | None:
-    """Translation units beside the host code that run-time kernels need, so that the first refusal is told within minutes."""
+    """Every translation unit, beside it the wheels that are host code, then the kernels that are compiled at run time.
+
+    So the first refusal is told within minutes of the environment.
+    """
     job = work.job
     surveyed = [name for name in outcomes if job.surveyed(name)]
     hosts = [name for name in outcomes if name not in surveyed]
@@ -250,10 +253,14 @@ def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs:
 
         with ThreadPoolExecutor(max(len(surveyed), 1)) as pool:
             surveys = [pool.submit(survey, name) for name in surveyed]
-            if hosts:
-                work.components(view, hosts, outcomes, keep_going=True)
-            for each in surveys:
-                each.result()
+            try:
+                if hosts:
+                    work.components(view, hosts, outcomes, keep_going=True)
+                for each in surveys:
+                    each.result()
+            except BaseException:  # Ctrl-C as well: the surveys' threads would go on behind the message
+                work.engine.cancel()
+                raise
         there = {name for name in hosts if outcomes[name].status in ("built", "reused")}
         needed = job.probed_with
         if needed and there.issuperset(needed):

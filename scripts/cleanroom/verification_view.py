@@ -23,7 +23,7 @@ SAYS: Mapping[Level, str] = {
     "identical device code": "Two clean builds gave the same machine code for the GPU; other parts may differ",
     "same architectures": "Two clean builds gave machine code for the same architectures; the code may differ",
     "builds": "Every component compiled in a clean container, and every module that was tried imports without a GPU",
-    "incomplete": "Nothing failed, but not everything was attempted",
+    "incomplete": "Nothing failed, but not everything was attempted, or a part of the engine has no source here",
     "fails": "A component did not build, a module does not import, or the result is not what was asked for",
 }
 """What each level says, in the words that every summary and report uses."""

@@ -95,7 +95,8 @@ def main() -> int:
     if options.sources:
         sys.path[:0] = [str(unpack(options.sources, prefix)) for prefix in ("tile_kernels-", "deepinfer-")]
     results = list(lower_all(options.npu_arch, options.into, compiles=options.compile))
-    (options.into / "lowering.json").write_text(json.dumps({"npu_arch": options.npu_arch, "kernels": results}, indent=2) + "\n")
+    name = "npu_kernels.json" if options.compile else "lowering.json"
+    (options.into / name).write_text(json.dumps({"npu_arch": options.npu_arch, "kernels": results}, indent=2) + "\n")
     failed = [r["kernel"] for r in results if r["error"]]
     done = "compiled" if options.compile else "lowered"
     print(f"{len(results) - len(failed)} of {len(results)} kernels {done} for {options.npu_arch}")
@@ -134,9 +135,13 @@ def lower_all(npu_arch: str, into: Path, *, compiles: bool) -> Iterator[dict[str
 
 
 def first_error(text: str) -> str:
-    """The line that says what is wrong: the compiler's first error, else the first line."""
-    lines = text.splitlines()
-    return next((line for line in lines if "error:" in line), lines[0]).strip()[:300]
+    """The line that says what is wrong: the compiler's first error, else its first line, else the first of all.
+
+    TileLang's own text ends with the source, which may say anything.
+    """
+    said = text.partition("\nSource:\n")[0].splitlines()
+    output = said[said.index("Compiler output:") + 1 :] if "Compiler output:" in said else []
+    return next((line for line in said if "error:" in line), (output or said)[0]).strip()[:300]
 
 
 def sha256(data: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 import verifications
+from records import component, record
 from standings import built, failing, locked, project_at, read_binaries, verified
 
 from cleanroom import matrix
@@ -17,16 +18,17 @@ from cleanroom.checklist import SHOWN, Answer, Question, answers_of, checklist, 
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, UnknownName
-from cleanroom.evidence import write_evidence
+from cleanroom.evidence import BY_LOG, NOT_TOLD, ComponentEvidence, Evidence, LibraryEvidence, write_evidence
 from cleanroom.files import write_atomically
 from cleanroom.gpu_checks import read_gpu_checks
 from cleanroom.lock import lock_path, read_lock
 from cleanroom.matrix import standing
 from cleanroom.products import read_products
 from cleanroom.project import REPOSITORY, Project
-from cleanroom.record import EngineUsed, LockInfo
+from cleanroom.record import EngineUsed, LockInfo, TargetInfo, write_record
 from cleanroom.strict_json import dump_document
-from cleanroom.tiers import DEFINITIONS, FILE, Outcome, Tier, Tiers
+from cleanroom.target import NotBuilt
+from cleanroom.tiers import DEFINITIONS, FILE, NOT_REACHED, Outcome, Tier, Tiers
 
 ENVS = REPOSITORY / "envs"
 GOLDEN = Path(__file__).parent / "data" / "checklist"
@@ -57,6 +59,7 @@ def tiers_of_evidence(project: Project, *outcomes: str) -> None:
         engine=EngineUsed("embedded", "26.1.5", "", ""),
         started="2026-11-30T17:30:00Z",
         tiers=tuple(Tier(d.name, d.shows, d.shows_not, cast("Outcome", o), "linux/amd64", 1.0) for d, o in ran),
+        not_reached=NOT_REACHED,
     )
     write_atomically(project.out_dir / "ascend950" / FILE, dump_document(made).encode())
 
@@ -220,3 +223,55 @@ def test_one_card_is_told_of_tiers_and_of_what_no_build_of_its_target_holds(proj
 def test_the_checklist_of_an_npu_names_no_test_that_needs_cuda(project: Project, envs: Envs) -> None:
     commands = answers(project, envs, "ascend950")["flashmla passes its own tests"].commands
     assert commands == ("python tests/test-sparse-prefill.py", "python tests/test-sparse-decode.py")
+
+
+def npu_built(project: Project, *, told: str = BY_LOG, second: bool = True) -> None:
+    """A build of ascend950 with all its components, and what a second one gave."""
+    tiers_of_evidence(project, *["passed"] * 5)
+    content = read_lock(lock_path(project.root, "ascend950-debian13")).content
+    asked = {"flashmla": ("dav-3510",), "tilekernels": ("dav-3510",), "deepinfer": ()}
+    made = record(
+        target=TargetInfo("ascend950", "Ascend 950", "supported", "linux/arm64"),
+        lock=LockInfo("ascend950-debian13", content, "sha256:" + "1e" * 32),
+        components=tuple(component(name, "1.0", architectures_asked=archs) for name, archs in asked.items()),
+        not_built=(NotBuilt("DeepSelect", "no pinned source"),),
+        verdict="incomplete",
+    )
+    write_record(project.out_dir / "ascend950" / "record.json", made)
+    if second:
+        verified(project, made)
+    code = LibraryEvidence("flash_mla/npu.so", ("AI Core",), (), 12, {})
+    parts = (ComponentEvidence("flashmla", ("dav-3510",), ("dav-3510",), ("AI Core",), (code,), {"dav-3510": told}),)
+    write_evidence(project.out_dir / "ascend950" / "evidence.json", Evidence(parts, ()))
+
+
+def test_a_build_for_an_npu_is_ticked_for_what_was_built_and_not_for_what_was_not(project: Project, envs: Envs) -> None:
+    npu_built(project)
+    found = answers(project, envs, "ascend950")
+    assert found["flashmla holds code for what was asked"].state == "yes"
+    assert found["a second clean build gives the same bytes"].state == "yes"
+    compiles = found["every component compiles in a clean container without a network"]
+    assert (compiles.state, compiles.evidence) == ("no", "not built: DeepSelect (no pinned source)")
+
+
+def test_code_for_an_npu_of_which_nobody_knows_for_which_it_is_is_not_ticked(project: Project, envs: Envs) -> None:
+    npu_built(project, told=NOT_TOLD, second=False)
+    assert answers(project, envs, "ascend950")["flashmla holds code for what was asked"].state == "no"
+
+
+def test_tiers_that_cannot_be_read_hide_no_build(project: Project, envs: Envs) -> None:
+    npu_built(project)
+    (project.out_dir / "ascend950" / FILE).write_text('{"schema": 1}')
+    found = answers(project, envs, "ascend950")
+    assert found["flashmla holds code for what was asked"].state == "yes"
+    assert found["what can be tried without CANN works"].state == "open"
+
+
+def test_tiers_of_an_older_lock_are_not_ticked(project: Project, envs: Envs) -> None:
+    tiers_of_evidence(project, *["passed"] * 5)
+    path = project.out_dir / "ascend950" / FILE
+    content = read_lock(lock_path(project.root, "ascend950-debian13")).content
+    path.write_text(path.read_text().replace(content, "sha256:" + "0d" * 32))
+    tried = answers(project, envs, "ascend950")["what can be tried without CANN works"]
+    assert tried.state == "open"
+    assert "of an older lock" in tried.evidence

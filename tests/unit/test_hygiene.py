@@ -169,8 +169,8 @@ def test_a_function_that_no_library_has_any_more_is_named(tmp_path: Path, rules:
     ours = {"things": wheel(tmp_path / "ours", {"a.so": binary("needy.so")})}
     right = wheel(tmp_path / "right", {"lib/liboffers.so": binary("liboffers.so")})
     wrong = wheel(tmp_path / "wrong", {"lib/liboffers.so": binary("liboffers.so").replace(b"_of_another_", b"_of_some_new_")})
-    assert unresolved(ours, [right], rules) == ()
-    (finding,) = unresolved(ours, [wrong], rules)
+    assert unresolved(ours, [right], rules, "") == ()
+    (finding,) = unresolved(ours, [wrong], rules, "")
     assert (finding.component, finding.severity) == ("things", "fails")
     assert finding.message == "a.so needs library_of_another_release, which none of the libraries that it names has"
 
@@ -179,7 +179,7 @@ def test_functions_of_the_driver_resolve_only_where_a_library_names_the_drivers(
     """A stub without symbols is dropped by a linker that keeps only what is needed, and import fails on the GPU's machine."""
     offers = {"lib/liboffers.so": binary("liboffers.so")}
     dropped = binary("needy.so").replace(b"libcuda.so.1", b"libdate.so.1")
-    (finding,) = unresolved({"things": wheel(tmp_path / "1", {"a.so": dropped, **offers})}, [], rules)
+    (finding,) = unresolved({"things": wheel(tmp_path / "1", {"a.so": dropped, **offers})}, [], rules, "")
     assert finding.message == "a.so needs cuInit, which none of the libraries that it names has"
 
 
@@ -187,7 +187,7 @@ def test_a_dependency_that_names_the_driver_is_enough(tmp_path: Path, rules: Rul
     dropped = binary("needy.so").replace(b"libcuda.so.1", b"libdate.so.1")
     environment = {"lib/liboffers.so": binary("liboffers.so"), "lib/libdate.so.1": binary("needy.so")}
     provider = wheel(tmp_path / "2", environment)
-    assert unresolved({"things": wheel(tmp_path / "1", {"a.so": dropped})}, [provider], rules) == ()
+    assert unresolved({"things": wheel(tmp_path / "1", {"a.so": dropped})}, [provider], rules, "") == ()
 
 
 def test_libraries_are_known_by_their_file_names(tmp_path: Path) -> None:
@@ -212,11 +212,16 @@ def test_code_for_an_npu_is_no_library_of_another_machine(tmp_path: Path, rules:
 
 
 def test_what_the_toolkit_brings_is_looked_for_in_the_image_and_not_in_wheels(tmp_path: Path, rules: Rules) -> None:
-    place = replace(PLACE, libraries=frozenset({"liboffers.so"}))
+    place = replace(PLACE, libraries=frozenset({"liboffers.so"}), toolkit="cann-installers")
     ours = binary("needy.so").replace(b"libnvrtc.so.12", b"libascendcl.so").replace(b"cuInit", b"aclGet")
     assert told(examined(tmp_path, {"a.so": ours}, rules, place), "missing library") == []
     offers = wheel(tmp_path / "offers", {"liboffers.so": binary("liboffers.so")})
-    assert unresolved({"things": wheel(tmp_path, {"a.so": ours})}, [offers], rules) == ()
+    things = {"things": wheel(tmp_path, {"a.so": ours})}
+    assert unresolved(things, [offers], rules, "cann-installers") == ()
+    (finding,) = unresolved(things, [offers], rules, "cuda-wheels")
+    assert "needs aclGet, which none" in finding.message
+    elsewhere = replace(place, toolkit="cuda-wheels")
+    assert len(told(examined(tmp_path / "2", {"a.so": ours}, rules, elsewhere), "missing library")) == 1
 
 
 def test_libraries_of_cann_for_linking_are_stubs(rules: Rules) -> None:

@@ -19,6 +19,7 @@ from cleanroom.errors import EnvsError
 from cleanroom.evidence import ComponentEvidence, Evidence, Finding, LibraryEvidence
 from cleanroom.failures import Failure
 from cleanroom.gpu_checks import FILE, read_gpu_checks
+from cleanroom.jit import JitReport, JitResult
 from cleanroom.project import REPOSITORY
 from cleanroom.record import Import, Missing, Record, TargetInfo
 from cleanroom.report import REPORT_TEMPLATES, SHOWN_PLACES, report_html, report_markdown, report_of, write_report
@@ -47,10 +48,19 @@ npu = record(
 aicore = LibraryEvidence("flash_mla/npu.cpython-313-aarch64-linux-gnu.so", ("AI Core",), (), 12, {})
 npu_evidence = Evidence(
     components=(
-        ComponentEvidence("flashmla", ("dav-3510",), ("dav-3510",), ("AI Core",), (aicore,), {"dav-3510": "runs"}),
+        ComponentEvidence(
+            "flashmla", ("dav-3510",), ("dav-3510",), ("AI Core",), (aicore,), {"dav-3510": "compiled for it, by the log"}
+        ),
         ComponentEvidence("tilekernels", ("dav-3510",), (), (), (), {"dav-3510": "compiled at run time"}),
     ),
-    findings=(Finding("flashmla", "NPU architecture by the log", "note", "every call of its compiler named dav-3510"),),
+    findings=(
+        Finding(
+            "flashmla",
+            "NPU architecture by the log",
+            "note",
+            "AI Core code does not name its architecture; all 6 calls of bisheng for AscendC source name dav-3510",
+        ),
+    ),
 )
 CASES: dict[str, Case] = {
     "unverified": (record(), None, None),
@@ -360,10 +370,13 @@ def test_how_a_build_compares_with_what_is_published_stands_beside_the_verdict(f
 
 
 def test_parts_of_the_engine_that_are_not_built_are_told_beside_the_verdict_whatever_was_built_twice() -> None:
-    made = replace(npu, components=record().components, verdict="incomplete")
+    made = replace(record(), not_built=npu.not_built, verdict="incomplete")
     report = report_of(made, verification(), evidence(findings=()))
-    assert report.level == "incomplete"
+    assert (report.level, report.built_level) == ("incomplete", verification().level)
     assert any("without DeepGEMM for Ascend, DeepSelect." in line for line in report.reservations)
+    states = {rung.level: rung.state for rung in report.ladder}
+    assert states["incomplete"] == "verdict"
+    assert states[verification().level] == states["builds"] == "of what was built"
 
 
 def test_a_report_for_an_npu_names_no_test_that_needs_cuda() -> None:
@@ -371,3 +384,27 @@ def test_a_report_for_an_npu_names_no_test_that_needs_cuda() -> None:
     assert "tests/test-sparse-prefill.py" in text
     assert "test_fmha_sm100" not in text
     assert "| NPU architecture |" in text
+
+
+def test_kernels_for_an_npu_are_some_of_the_families_and_no_stub_is_counted() -> None:
+    result = JitResult(
+        "tilekernels",
+        "transform/rope_asc",
+        "rope",
+        "",
+        *["dav-3510"] * 2,
+        "compiled",
+        "compiled",
+        "",
+        3.0,
+        0.0,
+        0,
+        9,
+        "ab" * 32,
+        (),
+        (),
+    )
+    tried = replace(npu_evidence, jit=JitReport(1, 3.0, (result,), (), (), (), ()))
+    for text in (form(npu, None, tried) for form in FORMS.values()):
+        assert "Kernels of some families, chosen by hand" in text
+        assert "every family" not in text

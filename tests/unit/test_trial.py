@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import threading
 import zipfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -17,10 +18,10 @@ from test_examine import compiled_in_image
 
 from cleanroom import jit as jitting
 from cleanroom.arch import parse_arch
-from cleanroom.build import Job, Outcome
+from cleanroom.build import Job, Outcome, Work
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
-from cleanroom.errors import ArchError, CleanroomError, EnvsError, UnknownName
+from cleanroom.errors import ArchError, BuildFailed, CleanroomError, EnvsError, UnknownName
 from cleanroom.failures import Failure, classify
 from cleanroom.jit import JitReport, probes
 from cleanroom.project import REPOSITORY, Project
@@ -32,6 +33,7 @@ from cleanroom.trial import (
     Options,
     Part,
     Trial,
+    attempt,
     of_units,
     part_of,
     prepare,
@@ -311,3 +313,34 @@ def test_kernels_compiled_at_run_time_are_tried_without_what_is_compiled_unit_by
     assert "flashmla" not in hosts
     assert hosts.issuperset(job.probed_with)
     assert "FROM jit-environment AS jit-runtime" in job.rendered.files["Dockerfile"]
+
+
+class Interrupted:
+    """The running part of a trial, whose wheels are interrupted while a survey goes on until the engine is cancelled."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.console, self.engine = job, quiet(), self
+        self.surveying, self.cancelled = threading.Event(), threading.Event()
+        self.survey_ended = False
+
+    def must(self, _view: object, name: str, *_rest: object) -> None:
+        if name.startswith("survey"):
+            self.surveying.set()
+            assert self.cancelled.wait(10), "nobody cancelled the engine"
+            self.survey_ended = True
+            raise BuildFailed("cancelled")
+
+    def components(self, *_arguments: object, **_options: object) -> None:
+        assert self.surveying.wait(10), "the survey does not run beside the wheels"
+        raise KeyboardInterrupt
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+def test_ctrl_c_ends_a_survey_that_runs_beside_the_wheels(envs: Envs, tmp_path: Path) -> None:
+    work = Interrupted(job_of(envs, tmp_path))
+    outcomes = {name: Outcome(name) for name in ("flashmla", "deepgemm")}
+    with pytest.raises(KeyboardInterrupt):
+        attempt(cast("Work", work), outcomes, Options("sm_120a", "sm100"), envs)
+    assert work.survey_ended
