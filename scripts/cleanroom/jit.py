@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import yaml
 
@@ -489,15 +489,3 @@ def _judged(probe: Probe, answer: _Answer, folder: Path) -> JitResult:
 def _does_nothing(kernel: Kernel) -> bool:
     """It traps or returns at once. Every kernel in envs/jit/ has work to do, so one that returns at once is a stub too."""
     return kernel.stub or kernel.empty
-
-
-def summary(report: JitReport) -> Mapping[str, Any]:
-    """Counts for a record or a line of text: by outcome, kernels per minute, and what makes the evidence incomplete."""
-    return {
-        **{outcome: report.counts[outcome] for outcome in get_args(Result)},
-        "kernels_per_minute": round(report.kernels_per_minute, 1),
-        "surprises": len(report.surprises),
-        "uncovered": len(report.uncovered),
-        "gone": len(report.gone),
-        "drift": len(report.drift),
-    }

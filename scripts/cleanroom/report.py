@@ -210,6 +210,14 @@ class Report:
         return [result for result in results if result.component == component]
 
     @property
+    def pace(self) -> str:
+        """How fast kernels that are compiled at run time were compiled, all together; empty where none were."""
+        jit = self.evidence.jit if self.evidence else None
+        if jit is None:
+            return ""
+        return f"{len(jit.results)} kernels in {human_seconds(jit.seconds)}, {jit.kernels_per_minute:.0f} a minute"
+
+    @property
     def vendor(self) -> str:
         """Whose hardware it is for, by what was asked of its components."""
         asked = [architecture for row in self.rows for architecture in row.result.architectures_asked]
