@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -347,10 +346,9 @@ class Work:
     secrets: Mapping[str, Path]
     console: Console
 
-    @cached_property
-    def kernels(self) -> Mapping[int, str]:
-        """What the numbers stand for by which containers report on kernels compiled at run time."""
-        wanted = probes(self.job.envs.jit, self.job.target)
+    def kernels_of(self, stage: str) -> Mapping[int, str]:
+        """What the numbers stand for by which a stage reports on kernels compiled at run time: of all, or of one component."""
+        wanted = probes([c for c in self.job.envs.jit if stage in ("jit", f"kernels-{c.component}")], self.job.target)
         return {p.number: f"{p.component} {p.kernel.name} for {p.architecture}" for p in wanted}
 
     def run(self, selected: Sequence[str], outcomes: Mapping[str, Outcome], options: Options) -> Made:
@@ -434,7 +432,7 @@ class Work:
         )
         view.start(name)
         started = time.monotonic()
-        tell = Teller(name, view, self.console, self.kernels)
+        tell = Teller(name, view, self.console, self.kernels_of(target))
         try:
             done = self.engine.build(request, tell)
         except StepFailed as failed:

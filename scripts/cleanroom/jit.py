@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -83,7 +83,7 @@ class JitComponent:
     """How one component compiles at run time, and what. `compiles_for`: target's architecture to the one nvcc is asked for.
 
     `unused` are families that are deliberately not compiled, each with its reason. `device` is what torch is made to say
-    of the card besides its capability, `names` modules whose names the arguments may use.
+    of the card besides its capability, `names` modules whose names the arguments may use. `beside`: components that it imports.
     """
 
     component: str
@@ -98,6 +98,7 @@ class JitComponent:
     excluded: tuple[str, ...]
     device: Mapping[str, int]
     names: tuple[str, ...]
+    beside: tuple[str, ...]
     unused: Mapping[str, str]
     families: tuple[Family, ...]
 
@@ -198,7 +199,7 @@ def _component(item: Item, stem: str, components: Mapping[str, Component]) -> Ji
             *("component", "kind", "package", "source", "compiles_for", "flags", "include", "files", "excluded"),
             *("expectations", "unused", "families"),
         ],
-        ["conditional_flags", "device", "names"],
+        ["conditional_flags", "device", "names", "beside"],
     )
     name = fields.text("component")
     if name and name != stem:
@@ -221,6 +222,7 @@ def _component(item: Item, stem: str, components: Mapping[str, Component]) -> Ji
         excluded=fields.texts("excluded"),
         device={key: value.integer(1) for key, value in fields.entries("device")},
         names=fields.texts("names"),
+        beside=fields.texts("beside", listed(components), lambda t: t in components),
         unused=dict(_unused(fields)),
         families=tuple(_family(each, kind, expectations) for each in fields.items("families")),
     )
@@ -435,6 +437,22 @@ def read_report(folder: Path, components: Sequence[JitComponent], target: Target
             for family in c.families
             if not any(arch.sm in family.expected.outcomes for arch in target.architectures_of(c.component))
         ),
+    )
+
+
+def together(reports: Iterable[JitReport]) -> JitReport | None:
+    """Reports of one component each as one; None without any. The time is that of all, one after the other."""
+    parts = tuple(reports)
+    if not parts:
+        return None
+    return JitReport(
+        jobs=max(each.jobs for each in parts),
+        seconds=round(sum(each.seconds for each in parts), 1),
+        results=tuple(result for each in parts for result in each.results),
+        uncovered=tuple(line for each in parts for line in each.uncovered),
+        gone=tuple(line for each in parts for line in each.gone),
+        drift=tuple(line for each in parts for line in each.drift),
+        not_used=tuple(line for each in parts for line in each.not_used),
     )
 
 

@@ -108,6 +108,7 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
     stages = STAGES[target.toolkit.kind]
     tiers = [for_sdk(s, lock) for s in specifications if stages.beside and s["name"] in SDK_IS_ENOUGH]
     tag, probed = build_tag(target), _with_probes(envs, target)
+    tried = probed if is_trial(target) else ()
     components = [for_template(s, surveyed=surveyed(envs.component(s["name"]), target), build_tag=tag) for s in specifications]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -132,12 +133,17 @@ def render(envs: Envs, target: Target, base: Base, lock: Lock) -> Rendered:
         architectures=target.architecture_names,
         image_name=image_name(target, base),
         jit={
-            "components": [for_template(s) for s in specifications if s["name"] in probed],
+            "components": [for_template(s) for s in specifications if s["name"] in probed and not tried],
             "apart": not image_expected(target),
+            "tried": [
+                {**for_template(s), "wheels": wheels_beside(envs, target, s["name"])} for s in specifications if s["name"] in tried
+            ],
         },
     )
     files = {"Dockerfile": squeeze(dockerfile)}
-    if probed:
+    if tried:
+        files |= {f"jit/{c.component}.json": jit.request((c,), target) for c in envs.jit if c.component in tried}
+    elif probed:
         files["jit.json"] = jit.request(envs.jit, target)
     files |= {f"components/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in specifications}
     files |= {f"tiers/{s['name']}.json": json.dumps(s, indent=2) + "\n" for s in tiers}
@@ -154,9 +160,20 @@ def surveyed(component: Component, target: Target) -> bool:
     return target.status != "supported" and component.architecture.decided == "build"
 
 
+def is_trial(target: Target) -> bool:
+    """Whether nothing is expected of an experiment, as of a trial's target. Its kernels are tried component by component."""
+    return target.status == "experimental" and not target.expected
+
+
+def wheels_beside(envs: Envs, target: Target, component: str) -> list[str]:
+    """The components of the target whose wheels one's kernels need: its own, and those that it imports."""
+    beside = next((c.beside for c in envs.jit if c.component == component), ())
+    return [s.component for s in target.components if s.component == component or s.component in beside]
+
+
 def image_expected(target: Target) -> bool:
     """Whether every component is expected to build, so that there can be an image; of a trial nothing is expected."""
-    if target.status == "experimental" and not target.expected:
+    if is_trial(target):
         return False
     return all(expectation.outcome != "refuses" for expectation in target.expected)
 

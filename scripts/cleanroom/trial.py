@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -232,14 +232,13 @@ def substitution(text: str, components: Sequence[str]) -> tuple[str, Substitutio
 
 
 def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs: Envs) -> JitReport | None:
-    """Every translation unit, beside it the wheels that are host code, then the kernels that are compiled at run time.
+    """Side by side: every translation unit, and each wheel of host code with the kernels that it compiles at run time.
 
-    So the first refusal is told within minutes of the environment.
+    A component is told as soon as it is known, the cheapest within minutes of the environment.
     """
     job = work.job
     surveyed = [name for name in outcomes if job.surveyed(name)]
     hosts = [name for name in outcomes if name not in surveyed]
-    report = None
     with work.console.steps(f"Trying {job.target.architecture_names[0]}", 2 + len(outcomes)) as view:
         work.must(view, "environment", "build-environment", None)
 
@@ -247,28 +246,31 @@ def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs:
             work.must(view, f"survey of {name}", f"survey-{name}", LocalOutput(job.survey_of(name)))
             told(name, None)
 
+        def host(name: str) -> JitReport | None:
+            outcome = work.component(view, outcomes[name])
+            kernels = [c for c in job.envs.jit if c.component == name]
+            if outcome.status not in ("built", "reused") or not kernels:
+                return None
+            place = job.out / "jit" / name
+            work.must(view, f"kernels of {name}", f"kernels-{name}", LocalOutput(place))
+            report = read_report(place, kernels, job.target)
+            told(name, report)
+            return report
+
         def told(name: str, report: JitReport | None) -> None:
             part = part_of(name, job, envs, options, outcomes[name], report)
             work.console.info(f"{name}: {part.verdict}, {part.counts} ({options.start}: {part.reference})")
 
-        with ThreadPoolExecutor(max(len(surveyed), 1)) as pool:
-            surveys = [pool.submit(survey, name) for name in surveyed]
+        with ThreadPoolExecutor(len(outcomes)) as pool:
+            surveys: list[Future[Any]] = [pool.submit(survey, name) for name in surveyed]
+            reports = [pool.submit(host, name) for name in hosts]
             try:
-                if hosts:
-                    work.components(view, hosts, outcomes, keep_going=True)
-                for each in surveys:
-                    each.result()
-            except BaseException:  # Ctrl-C as well: the surveys' threads would go on behind the message
+                for done in as_completed((*surveys, *reports)):
+                    done.result()
+            except BaseException:  # Ctrl-C as well: the threads would go on behind the message
                 work.engine.cancel()
                 raise
-        there = {name for name in hosts if outcomes[name].status in ("built", "reused")}
-        needed = job.probed_with
-        if needed and there.issuperset(needed):
-            work.must(view, "jit", "jit", LocalOutput(job.out / "jit"))
-            report = read_report(job.out / "jit", job.envs.jit, job.target)
-            for name in needed:
-                told(name, report)
-    return report
+    return jitting.together(report for each in reports if (report := each.result()))
 
 
 # --- what it came to -------------------------------------------------------------------------------------------------

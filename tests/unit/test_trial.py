@@ -311,8 +311,14 @@ def test_kernels_compiled_at_run_time_are_tried_without_what_is_compiled_unit_by
     job = job_of(envs, tmp_path)
     hosts = {s.component for s in job.target.components if not job.surveyed(s.component)}
     assert "flashmla" not in hosts
-    assert hosts.issuperset(job.probed_with)
-    assert "FROM jit-environment AS jit-runtime" in job.rendered.files["Dockerfile"]
+    dockerfile = job.rendered.files["Dockerfile"]
+    assert {name for name in hosts if f"FROM scratch AS kernels-{name}\n" in dockerfile} == hosts
+    assert "jit-environment" not in dockerfile
+    stages = dockerfile.split("\nFROM ")
+    (deepinfer,) = [stage for stage in stages if stage.startswith("environment AS try-deepinfer\n")]
+    assert {name for name in hosts if f"from=build-{name}," in deepinfer} == {"tilekernels", "deepinfer"}
+    numbers = [probe["number"] for probe in json.loads(job.rendered.files["jit/deepinfer.json"])["probes"]]
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 class Interrupted:
@@ -330,7 +336,7 @@ class Interrupted:
             self.survey_ended = True
             raise BuildFailed("cancelled")
 
-    def components(self, *_arguments: object, **_options: object) -> None:
+    def component(self, *_arguments: object) -> None:
         assert self.surveying.wait(10), "the survey does not run beside the wheels"
         raise KeyboardInterrupt
 
