@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cleanroom.cann import EULA_OPTION
 from cleanroom.console import Console
 from cleanroom.envs import Envs, load_envs
-from cleanroom.errors import CleanroomError, DiskFull, Interrupted
+from cleanroom.errors import CleanroomError, DiskFull, Interrupted, RecordError
 from cleanroom.lock import lock_path, read_lock
 from cleanroom.project import REPOSITORY, Project
 from cleanroom.store import Store
@@ -24,6 +24,7 @@ from cleanroom.verification import LEVELS, Verification, read_verification
 
 if TYPE_CHECKING:
     from cleanroom.build import Job
+    from cleanroom.published import Published
     from cleanroom.record import Record
 
 # Each verb imports what it needs when it runs: half of the program is for talking to package indexes, and a verb that
@@ -48,11 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 141  # what a shell reports for a reader that left
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            told: CleanroomError = DiskFull(
+                f"No space left: {error}.", means="Nothing half-written was kept.", next_step="free space"
+            )
+        elif isinstance(error, (IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError)) and error.filename:
+            told = CleanroomError(
+                f"{error.filename2 or error.filename} cannot be used: {error.strerror}.",
+                means="Nothing half-written was kept.",
+                next_step="look at what is there, or name another place",
+            )
+        else:
             raise
-        full = DiskFull(f"No space left: {error}.", means="Nothing half-written was kept.", next_step="free space")
-        console.error(full)
-        return full.exit_code
+        console.error(told)
+        return told.exit_code
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:
@@ -191,7 +201,7 @@ def fetch_verb(options: argparse.Namespace, console: Console) -> int:
     base = envs.base_of(target, options.base).name
     lock = envs.lock_of(project.root, target.name, base)
     store = Store.default()
-    for each in (lock, read_lock(lock_path(REPOSITORY, "engine"))):
+    for each in (read_lock(lock_path(REPOSITORY, "engine")), lock):
         console.result({"lock": each.name, **vars_of(fetch(each, store, console, project=project))})
     return 0
 
@@ -238,11 +248,12 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
     project = Project(options.project)
     envs = load_envs(project.envs_dir)
     job = prepared(project, envs, options)
+    published_of(job)  # a mistake in it would be told only after the build
     chosen = building.Options(tuple(options.component), options.keep_going, options.jobs, not options.no_image)
     record = building.build(job, chosen, Store.default(), console)
     evidence = read_evidence(job.out / "evidence.json")
     comparison = with_published(job, record)
-    write_report(job.out, record, verification_of(job.out), evidence, comparison)
+    write_report(job.out, record, verification_of(job.out, console), evidence, comparison)
     summarise(record, console, out=job.out, published=comparison, surveys=evidence.surveys)
     building.raise_for(record, evidence)
     return 0
@@ -250,9 +261,16 @@ def build_verb(options: argparse.Namespace, console: Console) -> int:
 
 def with_published(job: Job, record: Record) -> str:
     """How a build compares with what is published beside its lock, in one sentence."""
-    from cleanroom.published import compare, published_path, read_published
+    from cleanroom.published import compare
 
-    return compare(record, read_published(published_path(lock_path(job.project.root, job.lock.name))))[1]
+    return compare(record, published_of(job))[1]
+
+
+def published_of(job: Job) -> Published | None:
+    """What is published beside the lock of a job. Raises LockError if it is damaged."""
+    from cleanroom.published import published_path, read_published
+
+    return read_published(published_path(lock_path(job.project.root, job.lock.name)))
 
 
 def trial_verb(options: argparse.Namespace, console: Console) -> int:
@@ -281,12 +299,16 @@ def trial_verb(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def verification_of(out: Path) -> Verification | None:
+def verification_of(out: Path, console: Console) -> Verification | None:
     """The result of an earlier verify; the report says itself whether it is of the same build."""
     from cleanroom.verify import FOLDER
 
     path = out / FOLDER / "verification.json"
-    return read_verification(path) if path.is_file() else None
+    try:
+        return read_verification(path) if path.is_file() else None
+    except RecordError as error:
+        console.warn(f"{error.what} The report is written without it.")
+        return None
 
 
 def verify_verb(options: argparse.Namespace, console: Console) -> int:
@@ -306,6 +328,8 @@ def verify_verb(options: argparse.Namespace, console: Console) -> int:
         publish=options.publish,
         vary=options.vary,
     )
+    if options.record is None:
+        read_evidence(job.out / "evidence.json")  # the report needs it, and would miss it only after the second build
     verification = verifying.verify(job, chosen, Store.default(), console)
     if options.record is None:
         record = read_record(job.out / "record.json")

@@ -242,6 +242,10 @@ def carried_checksum(path: Path) -> str:
     return kind
 
 
+NOT_SUPPLIED = "was not supplied: this lock is of everything else, and nothing can be built from it"
+"""What a lock notes that was written without CANN."""
+
+
 def require_supplied(cann: Cann, target: Target, lock: Lock, *, tiers: Sequence[str] = ()) -> None:
     """Raise CannotBuildHere if the lock lacks what an operator has to bring; `tiers` is what can be run meanwhile."""
     if target.toolkit.kind != "cann-installers":

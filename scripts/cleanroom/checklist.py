@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from cleanroom.cann import EULA_OPTION
 from cleanroom.console import Console, without_control
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import EnvsError, LockError
@@ -33,11 +34,14 @@ State = Literal["yes", "no", "open"]
 
 @dataclass(frozen=True)
 class Open:
-    """Something that has to be found out elsewhere: what, how, and which document says so."""
+    """Something that has to be found out elsewhere: what, how, and which document says so. With a `component`, only of targets that
+    have it.
+    """
 
     what: str
     how: str
     source: str
+    component: str
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,8 @@ def _question(item: Item) -> Question:
 
 
 def _open(item: Item) -> Open:
-    fields = item.fields(["what", "how", "source"])
-    return Open(fields.text("what"), fields.text("how"), fields.text("source"))
+    fields = item.fields(["what", "how", "source"], ["component"])
+    return Open(fields.text("what"), fields.text("how"), fields.text("source"), fields.text("component"))
 
 
 def answers_of(stands: Standing, questions: Sequence[Question], checks: Mapping[str, GpuCheck]) -> Mapping[str, tuple[Answer, ...]]:
@@ -130,7 +134,11 @@ def answers_of(stands: Standing, questions: Sequence[Question], checks: Mapping[
                 for c in question.tests
                 if c in checks and stands.target.selection(c)
             ),
-            *(Answer(o.what, "open", f"{o.how} ({o.source})") for o in question.open),
+            *(
+                Answer(o.what, "open", f"{o.how} ({o.source})")
+                for o in question.open
+                if not o.component or stands.target.selection(o.component)
+            ),
         )
         for question in questions
     }
@@ -156,7 +164,7 @@ def checklist(stands: Standing, answers: Mapping[str, Sequence[Answer]]) -> str:
 
 def _basis(stands: Standing) -> str:
     if stands.report is None:
-        return f"{stands.level}" + (f", {_plain(stands.trouble)}" if stands.trouble else "")
+        return f"{stands.level}" + (f", {_plain(stands.trouble).rstrip('.')}" if stands.trouble else "")
     old = ", which is not the lock in the repository now" if stands.old_lock else ""
     return f"{stands.level}, {stands.date}, from lock `{stands.lock}`{old}"
 
@@ -177,6 +185,8 @@ def _plain(text: str) -> str:
 
 
 def _needs_build(stands: Standing) -> str:
+    if stands.target.toolkit.kind == "cann-installers":
+        return f"docs/ascend.md, then nox -s build-{stands.target.name} -- {EULA_OPTION}"
     return f"nox -s build-{stands.target.name}"
 
 
@@ -190,6 +200,8 @@ def _locked(stands: Standing) -> Iterator[Answer]:
     what = "every input is locked by version and hash"
     if not stands.lock_now:
         yield Answer(what, "open", f"there is no lock that a build would take; nox -s lock -- {stands.target.name}")
+    elif stands.lock_lacks:
+        yield Answer(what, "no", f"lockfiles/{stands.target.name}-{stands.base}.lock: {stands.lock_lacks}")
     elif stands.old_lock:
         yield Answer(what, "no", f"what was built is of lock {stands.lock}, which is not the one in the repository now")
     else:
@@ -199,6 +211,9 @@ def _locked(stands: Standing) -> Iterator[Answer]:
 def _built(stands: Standing) -> Iterator[Answer]:
     what = "every component compiles in a clean container without a network"
     report = stands.report
+    if not report and stands.target.not_built:
+        parts = "; ".join(f"{n.part} ({n.reason})" for n in stands.target.not_built)
+        yield Answer("every part of the engine is a component here", "no", parts)
     if report is None or report.level == "incomplete":
         left_out = [r.result.name for r in report.rows if r.result.status == "not attempted"] if report else []
         rest = f" (not attempted: {', '.join(left_out)})" if left_out else ""
@@ -348,7 +363,8 @@ def _tiers(stands: Standing) -> Iterator[Answer]:
         return
     what = "what can be tried without CANN works"
     if stands.tiers is None:
-        yield Answer(what, "open", f"nox -s tiers-{stands.target.name}")
+        why = f": {stands.tiers_trouble}" if stands.tiers_trouble else ""
+        yield Answer(what, "open", f"nox -s tiers-{stands.target.name}{why}")
         return
     outcomes = {tier.outcome for tier in stands.tiers.tiers}
     whole = outcomes == {"passed"} and stands.tiers.lock.content == stands.lock_now

@@ -14,7 +14,7 @@ from typing import Literal
 from rich.text import Text
 
 from cleanroom.console import Console, human_bytes, human_seconds, without_control
-from cleanroom.errors import LockError
+from cleanroom.errors import LockError, RecordError
 from cleanroom.files import write_atomically
 from cleanroom.lock import Lock, lock_path, read_lock
 from cleanroom.project import Project
@@ -87,7 +87,16 @@ def find(project: Project, name: str) -> Built:
         path = path / "record.json"
     elif not path.is_file():
         path = project.out_dir / name / "record.json"
-    record = read_record(path)
+        if not path.parent.is_dir():
+            raise RecordError(
+                f"{name!r} is no record: there is neither such a file or folder, nor out/{name}/.",
+                means="Named are a target that was built here, its output folder, or the file record.json.",
+                next_step="nox -s matrix says what was built",
+            )
+    try:
+        record = read_record(path)
+    except RecordError as error:
+        raise RecordError(f"{name}: {error.what}", means=error.means, next_step=error.next_step) from None
     # The project's own lock, that of the project whose out/ folder the record is in, or one laid beside the record.
     roots = [project.root, *path.absolute().parents[2:3]]
     places = [*(lock_path(root, record.lock.name) for root in roots), path.parent / f"{record.lock.name}.lock"]

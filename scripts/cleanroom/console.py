@@ -384,9 +384,15 @@ class Console:
             os.close(nothing)
 
 
+class _Rich(RichConsole):
+    def on_broken_pipe(self) -> None:
+        """Let the reader's leaving be told by the exit code that a shell gives it; Rich would end with 1."""
+        raise BrokenPipeError
+
+
 def _rich(stream: TextIO, *, terminal: bool) -> RichConsole:
     width = None if terminal else PLAIN_WIDTH
-    return RichConsole(file=stream, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False)
+    return _Rich(file=stream, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False)
 
 
 def _amount(count: int, unit: str) -> str:

@@ -171,14 +171,14 @@ def read_lock(path: Path, *, inputs: str | None = None) -> Lock:
         raise LockError(
             f"{path.name} was changed after it was written: its content is {lock.content}, it says {data.get('content')}.",
             means="A lock edited by hand is not what the resolver chose, so it is not used.",
-            next_step=f"git checkout {path.name}, or: {again}",
+            next_step=f"git checkout lockfiles/{path.name}, or: {again}",
         )
     strange = sorted(map(str, {*data} - _KEYS)) + sorted(map(str, {*(data.get("entries") or ())} - {*get_args(Group)}))
     if strange or lock.name != path.stem:
         raise LockError(
             f"{path.name} holds {strange[0]!r}, which is unknown." if strange else f"{path.name} holds the lock {lock.name}.",
             means="It was edited, or copied over another one.",
-            next_step=f"git checkout {path.name}, or: {again}",
+            next_step=f"git checkout lockfiles/{path.name}, or: {again}",
         )
     if inputs is not None and lock.inputs != inputs:
         raise LockError(

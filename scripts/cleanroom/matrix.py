@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cleanroom.arch_table import release
+from cleanroom.cann import NOT_SUPPLIED
 from cleanroom.console import Console, without_control
 from cleanroom.envs import Envs, load_envs
 from cleanroom.errors import LockError, RecordError
 from cleanroom.evidence import read_evidence
 from cleanroom.files import write_atomically
-from cleanroom.lock import lock_path
+from cleanroom.lock import lock_path, read_lock
 from cleanroom.products import Product, Products, read_products
 from cleanroom.project import Project
 from cleanroom.published import published_path, read_published
@@ -71,7 +72,8 @@ class Standing:
     """One target on one base. `report` is None where nothing was run, or where `trouble` says what cannot be read.
 
     `lock_now` is the checksum of the lock as it is in the project, empty where there is none to use; `published`: whether
-    digests on which two clean builds of that lock agreed are beside it; `tiers`: what was tried without the toolkit.
+    digests on which two clean builds of that lock agreed are beside it; `tiers`: what was tried without the toolkit, and
+    `tiers_trouble` why it cannot be read; `lock_lacks`: what nobody brought when it was written, so that nothing can be built.
     """
 
     target: Target
@@ -82,6 +84,8 @@ class Standing:
     lock_now: str
     published: bool = False
     tiers: Tiers | None = None
+    tiers_trouble: str = ""
+    lock_lacks: str = ""
 
     @property
     def tried(self) -> str:
@@ -189,25 +193,40 @@ def standing(project: Project, target: Target, base: str) -> Standing:
     folder = target.name if base == target.bases[0] else f"{target.name}-{base}"
     out, lock_now = project.out_dir / folder, locked_now(project, target, base)
     published = published_now(project, target, base) == lock_now != ""
-    tiers = tiers_of(out)
+    tiers, tiers_trouble = tiers_of(out)
+    lacks = lock_lacks(project, target, base)
+    stands = Standing(target, base, folder, None, "", lock_now, published, tiers, tiers_trouble, lacks)
     if not (out / "record.json").exists():
-        return Standing(target, base, folder, None, "", lock_now, published, tiers)
+        return stands
     try:
         report = known(out)
     except RecordError as error:
-        return Standing(target, base, folder, None, error.what, lock_now)
+        return replace(stands, trouble=error.what, published=False)
     made_of = report.record.target.name, report.record.base
     if made_of != (target.name, base):
-        return Standing(target, base, folder, None, f"the record in out/{folder} is of {' on '.join(made_of)}.", lock_now)
-    return Standing(target, base, folder, report, "", lock_now, published, tiers)
+        return replace(stands, trouble=f"the record in out/{folder} is of {' on '.join(made_of)}.", published=False)
+    return replace(stands, report=report)
 
 
-def tiers_of(out: Path) -> Tiers | None:
-    """What the tiers of evidence came to; None where there is nothing that can be read: they are quick to run again."""
+def tiers_of(out: Path) -> tuple[Tiers | None, str]:
+    """What the tiers of evidence came to, or why it cannot be read; neither where none ran."""
+    if not (out / TIERS_FILE).exists():
+        return None, ""
     try:
-        return read_tiers(out / TIERS_FILE)
-    except RecordError:
-        return None
+        return read_tiers(out / TIERS_FILE), ""
+    except RecordError as error:
+        return None, error.what
+
+
+def lock_lacks(project: Project, target: Target, base: str) -> str:
+    """What the lock says that nobody brought, empty where nothing is missing, or there is no lock that can be read."""
+    if target.toolkit.kind != "cann-installers":
+        return ""
+    try:
+        notes = read_lock(lock_path(project.root, f"{target.name}-{base}")).notes
+    except LockError:
+        return ""
+    return next((note for note in notes if NOT_SUPPLIED in note), "")
 
 
 def known(out: Path) -> Report:
@@ -287,8 +306,8 @@ def answer(product: Product, products: Products, standings: Sequence[Standing], 
             lines["by component"] = "; ".join(
                 f"{c.component} {c.text}{f' ({c.surprise})' if c.surprise else ''}" for c in each.cells
             )
-        if each.tried:
-            lines["tiers of evidence"] = each.tried
+        if each.tried or each.tiers_trouble:
+            lines["tiers of evidence"] = each.tried or each.tiers_trouble
         if each.target.not_built:
             lines["not built"] = "; ".join(f"{n.part} ({n.reason})" for n in each.target.not_built)
         if not each.report and each.target.expected:
@@ -372,8 +391,12 @@ def remarks(standings: Sequence[Standing]) -> Iterator[str]:
             yield f"{each.name}: {each.trouble}"
         if each.published and not each.report:
             yield f"{each.name}: {PUBLISHED}"
+        if each.target.not_built:
+            yield f"{each.name}: not built: {', '.join(n.part for n in each.target.not_built)}"
         if each.tried:
             yield f"{each.name}, tiers of evidence: {each.tried}"
+        if each.tiers_trouble:
+            yield f"{each.name}, tiers of evidence: {each.tiers_trouble}"
         if each.old_lock:
             yield f"{each.name}: built from lock {each.lock}, which is not the one in the repository now"
         for cell in each.cells:

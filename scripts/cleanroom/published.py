@@ -47,7 +47,7 @@ def read_published(path: Path) -> Published | None:
         published: Published = from_json(Published, yaml.safe_load(text), "")
     except (ValueError, yaml.YAMLError) as error:
         raise LockError(
-            f"{path.name}: {error}.", means="It is only ever written by verify.", next_step=f"git checkout {path.name}"
+            f"{path.name}: {error}.", means="It is only ever written by verify.", next_step=f"git checkout lockfiles/{path.name}"
         ) from None
     return published
 

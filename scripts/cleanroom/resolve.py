@@ -29,7 +29,7 @@ from packaging.utils import canonicalize_name
 
 from cleanroom import fetch as fetching
 from cleanroom.base import Base
-from cleanroom.cann import examine
+from cleanroom.cann import NOT_SUPPLIED, examine
 from cleanroom.component import Component
 from cleanroom.conflicts import refuse_known_conflicts
 from cleanroom.console import Console
@@ -258,7 +258,7 @@ def _installers(
     if target.toolkit.kind != "cann-installers":
         return (), ()
     if folder is None:
-        note = f"CANN {target.toolkit.version} was not supplied: this lock is of everything else, and nothing can be built from it"
+        note = f"CANN {target.toolkit.version} {NOT_SUPPLIED}"
         console.warn(note)
         return (), (note,)
     supplied = examine(folder, envs.cann, target)

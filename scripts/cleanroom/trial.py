@@ -33,7 +33,7 @@ from cleanroom.console import Console
 from cleanroom.contexts import contexts
 from cleanroom.engine import LocalOutput, open_engine
 from cleanroom.envs import Envs, load_envs
-from cleanroom.errors import EnvsError, UnknownName
+from cleanroom.errors import ArchError, EnvsError, UnknownName
 from cleanroom.failures import Failure, classify
 from cleanroom.files import write_atomically
 from cleanroom.jit import JitReport, JitResult, read_report
@@ -171,7 +171,11 @@ def prepare(project: Project, envs: Envs, options: Options, store: Store, consol
     lock = replace(lock, target=target.name)
     like = start.architectures[0]
     envs = replace(envs, targets={**envs.targets, target.name: target}, jit=jitting.extended(envs.jit, arch, like))
-    warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
+    try:
+        warnings = preflight(envs, target, base, torch_version=lock.version_of("torch"))
+    except ArchError as error:  # there is no file of this target to correct
+        error.next_step = error.next_step.replace(f"envs/targets/{target.name}.yaml", "--arch")
+        raise
     out = project.out_dir / f"trial-{arch.sm}"
     return Job(project, envs, target, base, lock, rendering.render(envs, target, base, lock), out / "dockerfile", out, warnings)
 

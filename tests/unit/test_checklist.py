@@ -275,3 +275,20 @@ def test_tiers_of_an_older_lock_are_not_ticked(project: Project, envs: Envs) -> 
     tried = answers(project, envs, "ascend950")["what can be tried without CANN works"]
     assert tried.state == "open"
     assert "of an older lock" in tried.evidence
+
+
+def test_a_lock_without_cann_is_not_ticked(project: Project, envs: Envs) -> None:
+    tiers_of_evidence(project, *["passed"] * 5)
+    found = answers(project, envs, "ascend950")
+    locked_answer = found["every input is locked by version and hash"]
+    assert locked_answer.state == "no"
+    assert "CANN 9.2 was not supplied" in locked_answer.evidence
+    assert "DeepSelect" in found["every part of the engine is a component here"].evidence
+    assert not [what for what in found if "NVLink" in what]
+
+
+def test_tiers_that_cannot_be_read_are_told(project: Project, envs: Envs) -> None:
+    tiers_of_evidence(project, *["passed"] * 5)
+    (project.out_dir / "ascend950" / FILE).write_text("{")
+    (said,) = [r for r in matrix.remarks([standing(project, envs.target("ascend950"), "debian13")]) if "tiers" in r]
+    assert "tiers.json is not valid JSON" in said

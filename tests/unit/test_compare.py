@@ -17,7 +17,7 @@ from cleanroom.console import Console
 from cleanroom.errors import RecordError
 from cleanroom.lock import Lock, lock_path, write_lock
 from cleanroom.project import Project
-from cleanroom.record import File, Image, LockInfo, Record, write_record
+from cleanroom.record import File, Image, LockInfo, Record, dump_record, write_record
 
 GOLDEN = Path(__file__).parent / "data" / "compare"
 
@@ -178,3 +178,16 @@ def test_backticks_and_lines_in_a_message_do_not_break_the_notes() -> None:
     worse = of(OLD, deviations=("a `quoted`\nthing | x",))
     text = markdown(*(pair := (Built("a", of(OLD), OLD), Built("b", worse, OLD))), compare(*pair))
     assert "- added `a 'quoted' thing | x`" in text
+
+
+def test_what_was_never_built_here_is_told_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="'sm77' is no record: there is neither such a file or folder, nor out/sm77/"):
+        run(Project(tmp_path), "sm77", "sm78", Options(), Console(stream=io.StringIO()))
+
+
+def test_of_two_records_the_damaged_one_is_named(tmp_path: Path) -> None:
+    for name, text in (("one", dump_record(record())), ("two", "{")):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "record.json").write_text(text)
+    with pytest.raises(RecordError, match=r"^two: record\.json is not valid JSON"):
+        run(Project(tmp_path), "one", "two", Options(), Console(stream=io.StringIO()))
