@@ -243,7 +243,8 @@ def attempt(work: Work, outcomes: Mapping[str, Outcome], options: Options, envs:
     job = work.job
     surveyed = [name for name in outcomes if job.surveyed(name)]
     hosts = [name for name in outcomes if name not in surveyed]
-    with work.console.steps(f"Trying {job.target.architecture_names[0]}", 2 + len(outcomes)) as view:
+    steps = 1 + len(outcomes) + sum(c.component in hosts for c in job.envs.jit)
+    with work.console.steps(f"Trying {job.target.architecture_names[0]}", steps) as view:
         work.must(view, "environment", "build-environment", None)
 
         def survey(name: str) -> None:
