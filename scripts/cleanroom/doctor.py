@@ -67,7 +67,7 @@ def look(project: Project, store: Store) -> Iterable[Finding]:
     docker = engine.find_docker(os.environ)
     yield _engine(engine.objection_to(docker), docker, embedded, project)
     yield from _tools()
-    yield _file_system(store.root)
+    yield store_place(store.root)
     yield disk(store.free_bytes(), store.root)
     yield memory(memory_here())
     yield Finding("cores", "ok", str(cores_here()))
@@ -121,7 +121,10 @@ def _tools() -> Iterable[Finding]:
             yield Finding(tool, "missing", "not found", means, f"scripts/setup, or: apt-get install {packages[tool]}")
 
 
-def _file_system(folder: Path) -> Finding:
+def store_place(folder: Path) -> Finding:
+    """Judge the place of the store: a folder, or room for one, on a file system that can hold container layers."""
+    if blocked := next((p for p in (folder, *folder.parents) if p.exists() and not p.is_dir()), None):
+        return Finding("store", "missing", str(folder), f"{blocked} is no folder.", "set CLEANROOM_STORE to another place")
     kind = file_system_of(folder)
     if kind in UNUSABLE_FILE_SYSTEMS or kind.startswith("fuse"):
         means = "The embedded engine cannot keep container layers on it; a Docker elsewhere can."

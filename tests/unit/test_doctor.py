@@ -62,3 +62,11 @@ def test_an_engine_that_does_not_exist_is_missing_as_a_build_would_say(tmp_path:
     monkeypatch.setenv("CLEANROOM_ENGINE", "podman")
     finding = doctor._engine("", Docker(True, ""), "", Project(tmp_path))
     assert (finding.level, finding.value) == ("missing", "CLEANROOM_ENGINE is 'podman'")
+
+
+def test_a_store_where_a_file_is_in_the_way_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "store"):
+        finding = doctor.store_place(place)
+        assert (finding.level, finding.means) == ("missing", f"{tmp_path / 'file'} is no folder.")
+    assert doctor.store_place(tmp_path / "store").level != "missing"
