@@ -273,7 +273,7 @@ def examined(path: Path) -> list[tuple[str, str]]:
     rules = hygiene.read_rules(REPOSITORY / "envs")
     packages = frozenset({"libc6", "libstdc++6", "libgcc-s1"})
     place = hygiene.Place("linux/amd64", "2.41", packages, frozenset())
-    found = (*hygiene.examine({"things": path}, {}, place, rules), *hygiene.unresolved({"things": path}, [], rules))
+    found = (*hygiene.examine({"things": path}, {}, place, rules), *hygiene.unresolved({"things": path}, [], rules, "cuda-wheels"))
     return [(f.kind, f.message) for f in found if f.severity != "note"]
 
 
