@@ -212,14 +212,12 @@ def _built(stands: Standing) -> Iterator[Answer]:
     what = "every component compiles in a clean container without a network"
     report = stands.report
     if not report and stands.target.not_built:
-        parts = "; ".join(f"{n.part} ({n.reason})" for n in stands.target.not_built)
-        yield Answer("every part of the engine is a component here", "no", parts)
+        yield Answer("every part of the engine is a component here", "no", "; ".join(map(str, stands.target.not_built)))
     if report is None or report.level == "incomplete":
         left_out = [r.result.name for r in report.rows if r.result.status == "not attempted"] if report else []
         rest = f" (not attempted: {', '.join(left_out)})" if left_out else ""
         if report and report.record.complete:
-            not_built = "; ".join(f"{n.part} ({n.reason})" for n in report.record.not_built)
-            yield Answer(what, "no", f"not built: {not_built}")
+            yield Answer(what, "no", f"not built: {'; '.join(map(str, report.record.not_built))}")
         else:
             yield Answer(what, "open", f"{_needs_build(stands)}{rest}")
         return

@@ -309,7 +309,7 @@ def answer(product: Product, products: Products, standings: Sequence[Standing], 
         if each.tried or each.tiers_trouble:
             lines["tiers of evidence"] = each.tried or each.tiers_trouble
         if each.target.not_built:
-            lines["not built"] = "; ".join(f"{n.part} ({n.reason})" for n in each.target.not_built)
+            lines["not built"] = "; ".join(map(str, each.target.not_built))
         if not each.report and each.target.expected:
             lines["expected"] = ", ".join(f"{e.component} {e}" for e in each.target.expected)
         if each.published and not each.report:

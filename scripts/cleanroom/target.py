@@ -129,6 +129,9 @@ class NotBuilt:
     part: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.part} ({self.reason})"
+
 
 @dataclass(frozen=True)
 class Target:
